@@ -1,7 +1,8 @@
 # make demo   see the idea on this machine            make test   prove the promises
 # make test-slow  faults, examples, site, measuring
 # make check  formatting, lint, types, layers         make bench  what it costs
-# make docs   build the documentation                 make setup  everything for developers
+# make docs   build the documentation                 make dist   wheel and sdist, checked
+# make setup  everything for developers
 #
 # PYTHON       the interpreter to build .venv from (3.11 or newer)
 # TORCH_INDEX  an index of PyTorch wheels, e.g. https://download.pytorch.org/whl/cpu
@@ -18,7 +19,7 @@ PAGES := build/docs
 SIDE_BY_SIDE := $(BIN)/python -m pytest --numprocesses=auto --maxprocesses=8 --dist=worksteal
 LONG := tests/property/test_exactly_once.py tests/property/test_weighting.py
 
-.PHONY: setup demo test test-slow test-floor check house format bench docs regen clean
+.PHONY: setup demo test test-slow test-floor check house format bench dist docs pages regen clean
 .DELETE_ON_ERROR:
 
 setup: $(VENV)/.dev
@@ -75,6 +76,12 @@ check: $(VENV)/.dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# Wheel and sdist as they would be released, in dist.
+dist: $(VENV)/.dev
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation --outdir dist >/dev/null
+	$(BIN)/python tools/check_dist.py dist
+
 # Sizes, names, imports and state of the source, as figures; `--list` shows what is behind one.
 house: | $(BIN)/python
 	$(BIN)/python tools/house.py
@@ -94,14 +101,18 @@ docs: $(VENV)/.docs
 	sed -i 's#](\.\./#](#g' $(PAGES)/*.md
 	sed -i 's#](\.\./\.\./#](../#g' $(PAGES)/*/*.md
 	sed -i 's#](\.\./\.\./\.\./#](../../#g' $(PAGES)/explanation/decisions/*.md
-	cp -R examples ARCHITECTURE.md CHANGELOG.md CONTRIBUTING.md SECURITY.md $(PAGES)
+	cp -R examples ARCHITECTURE.md CHANGELOG.md CONTRIBUTING.md SECURITY.md CODE_OF_CONDUCT.md $(PAGES)
 	sed -i 's#](\(\(\.\./\)*\)docs/#](\1#g' $(PAGES)/[A-Z]*.md $(PAGES)/examples/*.md $(PAGES)/examples/*/*.md
 	find $(PAGES) -name __pycache__ -prune -exec rm -r {} + && rm $(PAGES)/*.py
 	$(BIN)/zensical build --clean --strict
 
-# After an intended change of decisions or messages: record the golden traces again, and the messages
-# of the tests in TESTS. Then read the difference.
-regen: $(VENV)/.dev
+# The parts of the reference that follow from the code: commands, options, metrics.
+pages: $(VENV)/.dev
+	$(BIN)/python tools/reference_pages.py
+
+# After an intended change of decisions or messages: write the pages, record the golden traces again,
+# and the messages of the tests in TESTS. Then read the difference.
+regen: pages
 	$(BIN)/python -m tests.golden.recording
 	$(SIDE_BY_SIDE) --record-messages $(TESTS)
 

@@ -1,17 +1,17 @@
-"""What of the package can be collected here, and what there is to collect."""
+"""Limits pytest's collection of doctests in the package to modules that have some."""
 
 from importlib.util import find_spec
 from pathlib import Path
 
-# Without torchft (an extra of its own) the doctests of that integration cannot be imported.
+# Without torchft, an optional extra, pytest cannot import the doctests of that integration.
 collect_ignore = [] if find_spec("torchft") else ["src/evenstride/integrations/torchft"]
-# Its option has to be known before the tests are looked for.
+# pytest must know the plugin's option before it collects tests.
 pytest_plugins = ["tests.messages"]
 SOURCE = Path(__file__).parent / "src"
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
-    """Pass over modules without doctests: importing all of them takes longer than most tests."""
+    """Skip modules without doctests: importing all of them takes longer than most tests."""
     if collection_path.suffix != ".py" or not collection_path.is_relative_to(SOURCE):
         return None
     return True if ">>>" not in collection_path.read_text() else None

@@ -1,12 +1,12 @@
-"""How often workers are named by mistake, and how soon when they become slow, in the simulator.
+"""Measure false alerts, and the delay of true ones, on simulated workers.
 
     python benchmarks/alerts.py [--steps 5000] [--seeds 2] [--out results.json]
 
-* mistakes: every scenario file in which no speed changes is run for so many steps under `adaptive`,
-  and whoever is named as slow is a mistake. (Who is not worth its place may be right: it is told
-  beside.) Then workers at chosen levels of noise and spikes.
-* slow-downs: four workers, one of which falls to a part of its speed, at several levels of noise;
-  the steps until it was named, and whether it was named exactly once.
+* mistakes: Runs every scenario file without speed changes under `adaptive`, then workers at chosen
+  levels of noise and spikes. Each worker that is named as slow is a mistake. Workers that are named
+  as not worth their place are listed separately, because that may be correct.
+* slow-downs: Runs four workers, one of which becomes slower, at several levels of noise. Counts the
+  steps until the worker is named, and how often it is named exactly once.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ from evenstride.core.policies import policy_from_spec
 from evenstride.core.policy import Policy
 from evenstride.core.time_model.observation import Measurements
 from evenstride.sim.engine.lockstep import Simulation
+from evenstride.sim.scenario import builtin_scenarios
 from evenstride.sim.scenario.scenario_file import load_scenario
 from evenstride.sim.scenario.scenario_model import Scenario
 
-SCENARIOS = Path(__file__).parent / "scenarios"
+SCENARIOS = builtin_scenarios.SCENARIOS
 MOST_WORKERS = 64
 NOISES = ((0.02, 0.01), (0.05, 0.01), (0.1, 0.02), (0.2, 0.05), (0.3, 0.02))
 SPEEDS = (0.3, 0.5, 0.6, 0.65)
@@ -36,14 +37,14 @@ SLOW_AT, AFTER = 500, 400
 
 
 class Watched(Simulation):
-    """A simulated run whose workers are watched by the very code that names them in real ones.
+    """A simulated run that is watched by the same alerts as a real run.
 
     Args:
-        scenario: the cluster and what befalls it.
-        policy: decides the shares.
-        seed: of its noise.
-        below: part of its best speed below which a worker is named.
-        lockstep: what the alerts are told.
+        scenario: Cluster and events.
+        policy: Policy that decides the shares.
+        seed: Seed of the noise.
+        below: Fraction of its best speed below which a worker is named.
+        lockstep: Passed to the alerts.
     """
 
     def __init__(
@@ -64,8 +65,8 @@ class Watched(Simulation):
         """The state of the decision path."""
         return self._control
 
-    def _told(self, cpu_load: FloatArray) -> Measurements:
-        self._heard = super()._told(cpu_load)
+    def _measured(self, cpu_load: FloatArray) -> Measurements:
+        self._heard = super()._measured(cpu_load)
         return self._heard
 
     def _exchange(self, step: int) -> None:
@@ -78,7 +79,7 @@ class Watched(Simulation):
 
 
 def stationary(steps: int) -> Iterator[Scenario]:
-    """Yield the scenarios in which nothing changes, and workers at several levels of noise."""
+    """Yield the scenarios without events, and workers at several levels of noise."""
     for path in sorted(SCENARIOS.glob("*.yaml")):
         found = load_scenario(path)
         if not found.events and found.size <= MOST_WORKERS and found.sync == "bsp":
@@ -89,7 +90,7 @@ def stationary(steps: int) -> Iterator[Scenario]:
 
 
 def mistakes(steps: int, seeds: int) -> list[dict[str, Any]]:
-    """Return for each scenario in which no speed changes who was named."""
+    """Return the named workers of each scenario without speed changes."""
     rows = []
     for scenario in stationary(steps):
         found = list[Alert]()
@@ -109,7 +110,7 @@ def mistakes(steps: int, seeds: int) -> list[dict[str, Any]]:
 
 
 def slow_downs(seeds: int) -> list[dict[str, Any]]:
-    """Return for each slow-down after how many steps it was named, and how often."""
+    """Return, for each slow-down, how often and after how many steps the worker was named."""
     rows = []
     for speed in SPEEDS:
         for noise, spike_rate in NOISES[:3]:
@@ -152,18 +153,18 @@ def _made(
 
 
 def main() -> None:
-    """Simulate, print and keep."""
+    """Run the simulations, then print and save the results."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--steps", type=int, default=5000)
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--json", action="store_true", help="print JSON instead of sentences")
-    asked = parser.parse_args()
-    found = {"mistakes": mistakes(asked.steps, asked.seeds), "slow_downs": slow_downs(asked.seeds)}
-    print(json.dumps(found) if asked.json else _sentences(found))
-    if asked.out is not None:
-        asked.out.parent.mkdir(parents=True, exist_ok=True)
-        asked.out.write_text(json.dumps(found, indent=2))
+    args = parser.parse_args()
+    found = {"mistakes": mistakes(args.steps, args.seeds), "slow_downs": slow_downs(args.seeds)}
+    print(json.dumps(found) if args.json else _sentences(found))
+    if args.out is not None:
+        args.out.parent.mkdir(parents=True, exist_ok=True)
+        args.out.write_text(json.dumps(found, indent=2))
 
 
 def _sentences(found: dict[str, Any]) -> str:
@@ -173,10 +174,11 @@ def _sentences(found: dict[str, Any]) -> str:
         for row in found["mistakes"]
     ]
     total = sum(row["worker_steps"] for row in found["mistakes"])
-    lines.append(f"in all {sum(r['slow'] for r in found['mistakes'])} in {total:,} worker steps")
+    lines.append(f"total: {sum(r['slow'] for r in found['mistakes'])} in {total:,} worker steps")
     lines += [
-        f"to {row['speed']:.0%} at noise {row['noise']:.0%}: named once in {row['named_once']} of "
-        f"{row['runs']}, after {row['steps_median']} steps (at most {row['steps_most']})"
+        f"slow-down to {row['speed']:.0%} at {row['noise']:.0%} noise: named once in "
+        f"{row['named_once']} of {row['runs']} runs, after {row['steps_median']} steps (median; "
+        f"at most {row['steps_most']})"
         for row in found["slow_downs"]
     ]
     return "\n".join(lines)

@@ -1,18 +1,18 @@
-"""Whether the worker that is named, the steps and the seconds are those that were.
+"""Check that `report` names the right straggler, steps and seconds, on real throttled workers.
 
     python benchmarks/attribution.py [--policies uniform,adaptive] [--repeats 2] [--out FOLDER]
 
-Three workers of one speed, of which one is slowed down by a real CPU limit for some steps, another
-one in each run. Every rank notes by itself when it had its own gradients (`attribution_script.py`);
-the last one made the others wait. What `report` and `top` tell is worked out from the trace alone.
+Three workers have equal speed. In each run a CPU limit slows down another one for some steps. Every
+rank records the time at which its own gradients were ready (`attribution_script.py`). The last rank
+made the others wait. `report` and `top` derive the same figures from the trace alone.
 
-One line per run: who was slowed down, who is named, in which steps, and for how many seconds each
-of the others waited for it. `error` is the difference of the seconds, as a part of all waiting in
-that run; `ends` is how many steps both ends of the interval are off together, as a part of it. The
-exit code is 1 if a run names another worker, or is off by more than 5 %.
+Each run prints one line: the slowed worker, the named worker, the steps, and the seconds that each
+other worker waited for it. `error` is the difference of the seconds relative to all waiting time of
+the run. `ends` is the sum of the errors of both ends of the interval, relative to its length. The
+exit code is 1 if a run names another worker, or if `error` or `ends` is above 5 %.
 
-Under `adaptive` there is little to attribute: shares are changed within a few steps. Where a worker
-cost under 2 % of the time, no interval is told.
+Under `adaptive` there is little to attribute, because shares change within a few steps. No interval
+is reported for a worker that cost less than 2 % of the time.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ BATCH, MOST_OFF = 768, 0.05
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What is injected.
+    """An injected slow-down.
 
     Args:
-        speeds: of the workers, but in the interval.
-        rank: of the worker that is slowed down.
-        speed: that it has then.
-        first: first step of the interval.
-        last: last step of it.
-        steps: of the run.
+        speeds: Speeds of the workers outside the interval.
+        rank: Rank of the slowed worker.
+        speed: Its speed in the interval.
+        first: First step of the interval.
+        last: Last step of the interval.
+        steps: Steps of the run.
     """
 
     speeds: Speeds
@@ -61,7 +61,7 @@ class Case:
 
     @property
     def changes(self) -> tuple[SpeedChange, ...]:
-        """What the lab is to do; an interval up to the last step has no end."""
+        """Speed changes for the lab. An interval up to the last step has no end."""
         slow = [s if k != self.rank else self.speed for k, s in enumerate(self.speeds)]
         begins = SpeedChange(tuple(slow), at_step=self.first)
         ends = SpeedChange(self.speeds, at_step=self.last + 1)
@@ -70,23 +70,23 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A run: what was, and what is told.
+    """A run: the truth, recorded by the ranks, and the report, derived from the trace.
 
     Args:
-        policy: of the run.
-        rank: of the worker that was slowed down.
-        speed: it was slowed down to.
-        caused_most: who made the others wait longest, by the ranks' own moments.
-        named: who did by the trace.
-        first: first step of the interval.
-        last: last step of it.
-        told_first: the same by the trace; ``None`` where no interval is told.
-        told_last: the last.
-        waited_s: each of the others for that worker in the interval, on average.
-        told_s: the same by the trace, in its own interval.
-        all_s: all workers' waiting for slower ones in the whole run, by one of the others.
-        error: the largest difference of what a worker caused in the run, as a part of ``all_s``.
-        ends: steps that both ends are off, as a part of the interval; ``None`` without one.
+        policy: Policy of the run.
+        rank: Rank of the slowed worker.
+        speed: Its speed in the interval.
+        caused_most: Rank that made the others wait longest, in truth.
+        named: Rank that made the others wait longest, as reported.
+        first: First step of the interval, in truth.
+        last: Last step of the interval, in truth.
+        reported_first: First reported step; ``None`` without a reported interval.
+        reported_last: Last reported step.
+        waited_s: Mean waiting time of the other workers for this one in the interval, in truth.
+        reported_s: The same as reported, in the reported interval.
+        all_s: Waiting time for slower workers in the whole run, per other worker.
+        error: Largest error of the waiting time that a worker caused, relative to ``all_s``.
+        ends: Error of both ends in steps, relative to the interval; ``None`` without one.
     """
 
     policy: str
@@ -96,27 +96,27 @@ class Row:
     named: int
     first: int
     last: int
-    told_first: int | None
-    told_last: int | None
+    reported_first: int | None
+    reported_last: int | None
     waited_s: float
-    told_s: float | None
+    reported_s: float | None
     all_s: float
     error: float
     ends: float | None
 
     @property
     def sound(self) -> bool:
-        """Whether worker, interval and seconds are those that were."""
+        """Whether worker, interval and seconds are reported correctly."""
         near = self.error <= MOST_OFF and (self.ends is None or self.ends <= MOST_OFF)
         return near and self.named == self.caused_most
 
 
 def caused_by(folder: Path, steps: int) -> FloatArray:
-    """Return what each worker made the others wait by the ranks' own moments, ``(steps, workers)``.
+    """Return the true waiting time that each worker caused, ``(steps, workers)``.
 
     Args:
-        folder: of the run.
-        steps: that the trace tells of.
+        folder: Folder of the run.
+        steps: Number of steps in the trace.
     """
     files = sorted(folder.glob("ready-*.json"), key=lambda path: int(path.stem.split("-")[1]))
     ready_s = np.array([json.loads(path.read_text())[:steps] for path in files]).T
@@ -128,29 +128,29 @@ def caused_by(folder: Path, steps: int) -> FloatArray:
 
 
 def judge(folder: Path, case: Case, policy: str) -> Row:
-    """Return what a run comes to.
+    """Compare the report of a run with the truth.
 
     Args:
-        folder: of the run.
-        case: that was injected.
-        policy: of the run.
+        folder: Folder of the run.
+        case: Injected slow-down.
+        policy: Policy of the run.
     """
     story = RunTimeline(folder)
     story.read()
     (generation,) = story.generations
     blames, others = blames_of(generation), len(case.speeds) - 1
     truth_s = caused_by(folder, generation.steps) / others
-    told_s = np.zeros(len(case.speeds))
+    reported_s = np.zeros(len(case.speeds))
     for blame in blames:
-        told_s[blame.rank] = blame.each_s
+        reported_s[blame.rank] = blame.each_s
     last = min(case.last, generation.steps - 1)
     of_rank = next(blame for blame in blames if blame.rank == case.rank)
     slow = _slow(of_rank, case)
-    first_told = min((one.first for one in slow), default=None)
-    last_told = max((one.last for one in slow), default=None)
+    reported_first = min((one.first for one in slow), default=None)
+    reported_last = max((one.last for one in slow), default=None)
     ends = None
-    if first_told is not None and last_told is not None:
-        off = abs(first_told - case.first) + abs(last_told - last)
+    if reported_first is not None and reported_last is not None:
+        off = abs(reported_first - case.first) + abs(reported_last - last)
         ends = off / (last - case.first + 1)
     return Row(
         policy=policy,
@@ -160,21 +160,21 @@ def judge(folder: Path, case: Case, policy: str) -> Row:
         named=blames[0].rank,
         first=case.first,
         last=last,
-        told_first=first_told,
-        told_last=last_told,
+        reported_first=reported_first,
+        reported_last=reported_last,
         waited_s=float(truth_s[case.first : last + 1, case.rank].sum()),
-        told_s=sum(one.caused_s for one in slow) / others if slow else None,
+        reported_s=sum(one.caused_s for one in slow) / others if slow else None,
         all_s=float(truth_s.sum()),
-        error=float(np.abs(truth_s.sum(axis=0) - told_s).max() / truth_s.sum()),
+        error=float(np.abs(truth_s.sum(axis=0) - reported_s).max() / truth_s.sum()),
         ends=ends,
     )
 
 
 def _slow(blame: Blame, case: Case) -> tuple[Stretch, ...]:
-    """Return the stretches in which a worker was nearer to the injected speed than to its usual.
+    """Return the stretches in which a worker was closer to the injected speed than to its usual.
 
-    Other processes on the machine may slow it down at other times, too; what lies mostly outside of
-    the interval is left to them.
+    Other processes on the machine may slow it down at other times too. Stretches that lie mostly
+    outside the interval are attributed to these.
     """
     between = sqrt(case.speed / case.speeds[case.rank])
 
@@ -186,12 +186,12 @@ def _slow(blame: Blame, case: Case) -> tuple[Stretch, ...]:
 
 
 def run(case: Case, policies: tuple[str, ...], folder: Path) -> Iterator[Row]:
-    """Train once under each policy, and judge.
+    """Train once under each policy and yield the comparisons.
 
     Args:
-        case: to inject.
-        policies: by name.
-        folder: for traces and logs.
+        case: Slow-down to inject.
+        policies: Names of the policies.
+        folder: Folder for traces and logs.
     """
     plan = LabPlan(
         command=(str(SCRIPT), str(BATCH // 3 * len(case.speeds))),
@@ -214,47 +214,47 @@ def _judged(session: Session, case: Case, policy: str) -> Row:
 
 def line(row: Row) -> str:
     """Return a run as a line of the table."""
-    told = "none" if row.told_first is None else f"{row.told_first}-{row.told_last}"
-    seconds = "" if row.told_s is None else f"{row.told_s:.2f}"
+    steps = "none" if row.reported_first is None else f"{row.reported_first}-{row.reported_last}"
+    seconds = "" if row.reported_s is None else f"{row.reported_s:.2f}"
     ends = "" if row.ends is None else f"{row.ends:.1%}"
     return (
         f"{row.policy:12}{row.rank:>8}{row.speed:>7}{row.named:>7}"
-        f"{f'{row.first}-{row.last}':>10}{told:>10}{row.waited_s:>10.2f}{seconds:>8}"
+        f"{f'{row.first}-{row.last}':>10}{steps:>10}{row.waited_s:>10.2f}{seconds:>10}"
         f"{row.all_s:>8.2f}{row.error:>8.1%}{ends:>7}{'' if row.sound else '  off'}"
     )
 
 
 HEAD = (
-    f"{'policy':12}{'slowed':>8}{'to':>7}{'named':>7}{'steps':>10}{'told':>10}{'waited s':>10}"
-    f"{'told':>8}{'all s':>8}{'error':>8}{'ends':>7}"
+    f"{'policy':12}{'slowed':>8}{'to':>7}{'named':>7}{'steps':>10}{'reported':>10}{'waited s':>10}"
+    f"{'reported':>10}{'all s':>8}{'error':>8}{'ends':>7}"
 )
 
 
 def main() -> int:
-    """Run all cases, and print the table."""
+    """Run all cases and print the table."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--policies", default="uniform,adaptive")
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--steps", type=int, default=180)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--json", action="store_true")
-    asked = parser.parse_args()
+    args = parser.parse_args()
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as scratch:
-        folder = asked.out or Path(scratch)
-        if not asked.json:
+        folder = args.out or Path(scratch)
+        if not args.json:
             print(HEAD, flush=True)
-        for repeat in range(asked.repeats):
+        for repeat in range(args.repeats):
             for number, speed in enumerate(SLOWED):
-                rank, sixth = (repeat + number) % 3, asked.steps // 6
-                # The last steps are in no exchange, so the interval ends well before.
-                case = Case((0.6,) * 3, rank, speed, sixth, 5 * sixth // 2 - 1, asked.steps)
+                rank, sixth = (repeat + number) % 3, args.steps // 6
+                # The trace lacks the last steps, which no exchange covers. End well before them.
+                case = Case((0.6,) * 3, rank, speed, sixth, 5 * sixth // 2 - 1, args.steps)
                 of_case = folder / f"{repeat}-{number}"
-                for row in run(case, tuple(asked.policies.split(",")), of_case.resolve()):
+                for row in run(case, tuple(args.policies.split(",")), of_case.resolve()):
                     rows.append(row)
-                    if not asked.json:
+                    if not args.json:
                         print(line(row), flush=True)
-    if asked.json:
+    if args.json:
         print(json.dumps([asdict(row) for row in rows]))
     return 0 if all(row.sound for row in rows) else 1
 

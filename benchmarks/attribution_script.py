@@ -1,9 +1,9 @@
-"""A training script for `attribution.py`: DDP whose ranks note when they had their own gradients.
+"""Training script of `attribution.py`: DDP ranks record when their own gradients are ready.
 
-attribution_script.py BATCH
+    attribution_script.py BATCH
 
-The moment is the one in which the last parameter has its local gradient, before anybody waits for
-anybody. evenstride does not take part in noting it. All ranks of a machine have one clock.
+A rank's gradients are ready when its last parameter has a local gradient, before any rank waits for
+another. This measurement is independent of evenstride. All ranks of a machine share one clock.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ SIDE = 28
 
 
 class Stamps:
-    """When each step's last local gradient was there, in seconds of the machine's clock.
+    """Times at which the last local gradient of each step was ready, by the machine's clock.
 
     Args:
-        net: whose parameters are watched.
+        net: Network to watch.
     """
 
     def __init__(self, net: nn.Module) -> None:
@@ -43,23 +43,23 @@ class Stamps:
         self._latest_s = time.perf_counter()
 
     def step(self) -> None:
-        """Note that a step is over."""
+        """Record the time of the finished step."""
         self.ready_s.append(self._latest_s)
 
 
 def main() -> None:
-    """Train as many steps as the lab allows, and write down the moments."""
+    """Train as many steps as the lab allows, and write the recorded times to a file."""
     batch = int(sys.argv[1])
     dist.init_process_group("gloo")
     torch.manual_seed(0)
-    # Much to compute for few weights: communication needs the processor, too.
+    # Much computation and few weights, because communication needs the processor too.
     net = nn.Sequential(
         *(nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
         *(nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
         *(nn.Flatten(), nn.Linear(32 * SIDE * SIDE // 16, 10)),
     )
     stamps = Stamps(net)
-    # One pass for the whole run: the first step of each tells nothing of speeds.
+    # One pass for the whole run, because the first step of a pass is not modelled.
     steps = int(os.environ.get("EVENSTRIDE_MAX_STEPS") or 100)
     images = torch.randn(batch, 1, SIDE, SIDE).repeat(steps, 1, 1, 1)
     stride = evenstride.Stride(global_batch=batch)

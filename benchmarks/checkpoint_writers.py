@@ -1,18 +1,18 @@
-"""Compare our checkpoint writer with torch's file-system writer (DCP) on one replicated state.
+"""Compare evenstride's checkpoint writer with torch's file-system writer (DCP) on one state.
 
     python benchmarks/checkpoint_writers.py [--megabytes 256] [--ranks 2] [--rounds 5] [--json]
 
-Every rank holds the same tensors, as under DDP: an embedding of half the bytes, and layers of four
-matrices and four vectors. DCP deduplicates them; with ``async_save`` a thread writes what was
-staged. For each writer, medians over the rounds after a first save that is not counted:
+Every rank holds the same tensors, as under DDP: an embedding with half of the bytes, and layers of
+four matrices and four vectors. DCP deduplicates them. With ``async_save``, a thread writes the
+staged copy. For each writer, the benchmark prints medians over the rounds after a first save:
 
-* blocked: how long the call holds up the training thread, on the slowest rank;
-* all: until the checkpoint is complete;
-* memory: the process's largest resident memory during its saves, above that before them;
-* balance: the most bytes that a rank wrote, divided by the mean.
+* blocked: time for which the call blocks the training thread, on the slowest rank
+* all: time until the checkpoint is complete
+* memory: largest increase of the resident memory of a process during its saves
+* balance: largest number of bytes that a rank wrote, divided by the mean
 
-Then, alone, what a reader makes of damage: one bit flipped in the largest file, that file cut
-short, and a metadata file that runs code when it is unpickled.
+Then one process reads damaged checkpoints: with one bit flipped in the largest file, with that file
+truncated, and with a metadata file that runs code when it is unpickled.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ POSITION: dict[str, Any] = CommittedPosition(seed=0, global_batch=1).save()
 
 
 def model_state(size_bytes: float) -> dict[str, Tensor]:
-    """Return tensors of so many bytes in all: an embedding of half of them, and eight layers."""
+    """Return tensors of about ``size_bytes``: an embedding with half of them, and eight layers."""
     width = int((size_bytes / 2 / 8 / 4 / 4) ** 0.5)
     rows = int(size_bytes / 2 / 4 / width)
     state = {"embedding": torch.randn(rows, width)}
@@ -74,7 +74,7 @@ def model_state(size_bytes: float) -> dict[str, Tensor]:
 
 
 class Ours:
-    """Our saver's two steps: copy a rank's part, then write it in a thread."""
+    """evenstride's writer: copies the tensors of a rank, then writes them in a thread."""
 
     def __init__(self, folder: Path, rank: int, world_size: int) -> None:
         self._storage, self._staging = open_storage(str(folder)), Staging()
@@ -83,7 +83,7 @@ class Ours:
         self._group: Any = dist.new_group(backend="gloo") if world_size > 1 else None
 
     def save(self, state: dict[str, Tensor], number: int) -> Callable[[], object]:
-        """Begin to save; return what waits for the end."""
+        """Start a save. Return a function that waits for its end."""
         name = Name(number, GENERATION, number)
         pieces = pieces_of(Sources(state, {}), self._rank, self._world_size)
         staged = self._staging.copy(pieces)
@@ -94,17 +94,17 @@ class Ours:
 
 
 class Dcp:
-    """torch's file-system writer, in the training thread or behind ``async_save``."""
+    """torch's file-system writer, in the training thread or with ``async_save``."""
 
     def __init__(self, folder: Path, asynchronous: bool) -> None:
         self._folder = folder
-        # Staging in the calling thread: the copy has to be there before the next step changes it.
+        # Stage in the calling thread: the copy must be complete before the next step.
         options = StagingOptions(False, False, False, False)
         self._stager = DefaultStager(options) if asynchronous else None
         self._group = dist.new_group(backend="gloo")
 
     def save(self, state: dict[str, Tensor], number: int) -> Callable[[], object]:
-        """Begin to save; return what waits for the end."""
+        """Start a save. Return a function that waits for its end."""
         writer = FileSystemWriter(self._folder / str(number))
         how: Any = {
             "storage_writer": writer,
@@ -120,7 +120,7 @@ class Dcp:
 
 @dataclass
 class Peak:
-    """The largest resident memory since the start, by a thread that looks every 2 ms."""
+    """Largest increase of resident memory, measured by a thread every 2 ms."""
 
     most_bytes: int = 0
 
@@ -142,7 +142,7 @@ class Peak:
 
 
 def measure(rank: int, writer: str, folder: str, megabytes: float, rounds: int) -> dict[str, Any]:
-    """Return one rank's figures of a writer; collective."""
+    """Return the figures of a writer on this rank. A collective call."""
     torch.manual_seed(0)
     state, world_size = model_state(megabytes * 1e6), dist.get_world_size()
     one = Ours(Path(folder), rank, world_size) if writer == "ours" else None
@@ -164,16 +164,16 @@ def measure(rank: int, writer: str, folder: str, megabytes: float, rounds: int) 
 
 
 def sizes_bytes(folder: Path) -> list[int]:
-    """Return the bytes of each rank's tensors in a checkpoint, ours or DCP's."""
+    """Return the size of each rank's tensor file in a checkpoint of either writer."""
     names = ("*.distcp", "tensors-*.bin")
     return [file.stat().st_size for pattern in names for file in folder.glob(pattern)]
 
 
 def restored(folder: Path, saved: dict[str, Tensor]) -> str:
-    """Return what one process makes of a checkpoint: equal, altered, or the error's class."""
+    """Load a checkpoint in one process. Return ``equal``, ``altered`` or the refusal."""
     state = {key: torch.zeros_like(tensor) for key, tensor in saved.items()}
     name = parse_name(folder.name)
-    # torch warns that there is no process group, which is meant here.
+    # torch warns that there is no process group, which is intended here.
     warnings.simplefilter("ignore", UserWarning)
     try:
         if name is None:
@@ -185,13 +185,13 @@ def restored(folder: Path, saved: dict[str, Tensor]) -> str:
             if any(problems):
                 return "refused (digest)"
             load(state, storage_reader=Reader(storage, name, manifest))
-    except BaseException as error:  # torch's own error for loading is no Exception
+    except BaseException as error:  # torch's CheckpointException is not an Exception
         return f"refused ({type(error).__name__})"
     return "equal" if all(torch.equal(state[key], saved[key]) for key in saved) else "altered"
 
 
 class Code:
-    """What a forged pickle may do when it is read: call any function; this one is harmless."""
+    """A forged pickle that calls a function when it is read. This one is harmless."""
 
     def __reduce__(self) -> Any:
         return called, ()
@@ -201,17 +201,17 @@ RAN: list[int] = []
 
 
 def called() -> None:
-    """Note that a pickle has called this."""
+    """Record that a pickle has called this function."""
     RAN.append(1)
 
 
 def damaged(folder: Path, saved: dict[str, Tensor]) -> dict[str, str]:
-    """Return what one process makes of a checkpoint whole, with a flipped bit, cut and forged."""
+    """Return the outcome of loading a checkpoint intact, with a flipped bit, cut, and forged."""
     found = {"one process": restored(folder, saved)}
     largest = max((file for file in folder.iterdir()), key=lambda file: file.stat().st_size)
     whole = largest.read_bytes()
     flipped = bytearray(whole)
-    flipped[len(whole) // 3] ^= 1  # within a tensor, not between two
+    flipped[len(whole) // 3] ^= 1  # inside a tensor, not between two
     for what, data in {"one bit flipped": bytes(flipped), "cut": whole[: len(whole) // 2]}.items():
         largest.write_bytes(data)
         found[what] = restored(folder, saved)
@@ -244,7 +244,7 @@ def compare(megabytes: float, ranks: int, rounds: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Compare the writers and print what was found."""
+    """Compare the writers and print the figures."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--megabytes", type=float, default=256.0)
     parser.add_argument("--ranks", type=int, default=2)

@@ -1,19 +1,21 @@
-"""What the papers' mixes give in the simulator: the figures of docs/records/claims.md.
+"""Simulate the clusters of the papers: the figures of docs/records/claims.md.
 
     python benchmarks/claims.py [--seeds 5] [--only SCENARIO,...] [--json]
 
-For every scenario that stands for a mix of a paper: the most that balancing can give there
-(*bound*), and what the paper's own policy and `adaptive` reach, as time of the equal split over
-theirs with the same noise, mean over the seeds. The whole run counts, opening included. `restart`
-is not charged: the paper's system restarted the job at every change of the batches, ours does not.
+Each scenario stands for a cluster of a paper. The benchmark prints its *bound*, and the speed-ups
+of the paper's own policy and of `adaptive`. A speed-up is the time of the equal split divided by
+that of the policy with the same noise. It is a mean over the seeds and covers the whole run,
+including the opening. Costs of a restart are not charged, although the paper's system restarted the
+job at every change of the batches.
 
-Besides: step times on uneven cores over those on as many even ones, and how often Dynamic Batching
-changes the split, from an equal one, until the first step that takes at most 5 % longer than the
-best one, noise apart, and after that; also with the window of 10 steps of the authors' code, and
-without a dead-band. (The workers declare no cores there; else it would begin with these.)
+Further figures: step times on uneven cores divided by those on as many even cores, and how often
+Dynamic Batching changes the split. The latter counts changes, from an equal split, until the first
+step that takes at most 5 % longer than the best one without noise, and changes after that. It is
+repeated with the window of 10 steps of the authors' code, and without a dead-band. There, workers
+declare no cores, because the policy would otherwise start from these.
 
-DBS and OmniLearn decide once an epoch: that of the scenario, 10 and 20 steps, and also every
-100 steps.
+DBS and OmniLearn decide once per epoch, which has 10 and 20 steps in the scenario. They also run
+with decisions every 100 steps.
 """
 
 from __future__ import annotations
@@ -21,17 +23,17 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from evenstride.core.policies import policy_from_spec
 from evenstride.sim.engine.lockstep import Simulation
+from evenstride.sim.scenario import builtin_scenarios
 from evenstride.sim.scenario.scenario_file import load_scenario
 from evenstride.sim.scoring.suite import ScoredScenario
 
-SCENARIOS = Path(__file__).parent / "scenarios"
+SCENARIOS = builtin_scenarios.SCENARIOS
 CORES = ("static:cores", "dynamic-batching", "dynamic-batching:window=10", "adaptive")
 GPUS = ("lb-bsp-gpu", "lb-bsp-gpu:version=2018")
 FLOPS = ("static", "dynamic-batching", "dynamic-batching:window=10", "adaptive")
@@ -58,7 +60,7 @@ ADJUSTING = (
 
 
 def speedups(name: str, seeds: int) -> dict[str, float]:
-    """Return the bound of a scenario and the speed-up of each of its policies."""
+    """Return the bound of a scenario and the speed-ups of its policies."""
     scenario = load_scenario(SCENARIOS / f"{name}.yaml", {})
     found: dict[str, list[float]] = {}
     for seed in range(seeds):
@@ -71,7 +73,7 @@ def speedups(name: str, seeds: int) -> dict[str, float]:
 
 
 def against_equal_cores(seeds: int) -> Iterator[dict[str, Any]]:
-    """Yield step times on uneven cores over those on as many even ones (H1, equal split)."""
+    """Yield step times on uneven cores relative to as many even ones (H1, equal split)."""
     even_s = mean_step_s(FROM, "uniform", seeds)
     for name in TO:
         for policy in ("uniform", "dynamic-batching", "adaptive"):
@@ -80,14 +82,14 @@ def against_equal_cores(seeds: int) -> Iterator[dict[str, Any]]:
 
 
 def mean_step_s(name: str, policy: str, seeds: int) -> float:
-    """Return the mean time of a step in seconds, with noise, over all seeds."""
+    """Return the mean step time in seconds, with noise, over all seeds."""
     scenario = load_scenario(SCENARIOS / f"{name}.yaml", {})
     runs = [Simulation(scenario, policy_from_spec(policy), seed).run() for seed in range(seeds)]
     return float(np.mean([run.real_s for run in runs]))
 
 
 def adjustments(name: str, policy: str, seeds: int) -> dict[str, Any]:
-    """Return how often a policy changes the split until it is good, and after that."""
+    """Return how often a policy changes the split until it is good, and afterwards."""
     scenario = load_scenario(SCENARIOS / f"{name}.yaml", {})
     undeclared = [group.model_copy(update={"cores": None}) for group in scenario.workers]
     scenario = scenario.model_copy(update={"workers": undeclared})
@@ -95,7 +97,7 @@ def adjustments(name: str, policy: str, seeds: int) -> dict[str, Any]:
     for seed in range(seeds):
         stage = ScoredScenario.of(scenario, seed)
         track = stage.run(policy)[1]
-        good = int(np.argmax(track.mean_s <= NEAR * stage.yardsticks.oracle_mean_s))
+        good = int(np.argmax(track.mean_s <= NEAR * stage.references.oracle_mean_s))
         changes = [move.step <= good for move in track.decisions]
         until.append(sum(changes))
         later.append(len(changes) - sum(changes))
@@ -104,7 +106,7 @@ def adjustments(name: str, policy: str, seeds: int) -> dict[str, Any]:
 
 
 def show(mixes: dict[str, dict[str, float]], uneven: list[Any], adjusted: list[Any]) -> None:
-    """Print all figures as text."""
+    """Print all figures."""
     for name, figures in mixes.items():
         print(f"{name:20}" + "".join(f"  {what} {figure:.3f}" for what, figure in figures.items()))
     for row in uneven:
@@ -115,25 +117,25 @@ def show(mixes: dict[str, dict[str, float]], uneven: list[Any], adjusted: list[A
 
 
 def main() -> None:
-    """Simulate all mixes and print what they give."""
+    """Simulate all clusters and print the figures."""
     parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--only", help="scenarios; nothing is compared with even cores then")
+    parser.add_argument("--only", help="scenarios; skips the comparison with even cores")
     parser.add_argument("--json", action="store_true", help="print JSON instead of text")
-    asked = parser.parse_args()
-    names = asked.only.split(",") if asked.only else list(MIXES)
+    args = parser.parse_args()
+    names = args.only.split(",") if args.only else list(MIXES)
     unknown = [name for name in names if name not in MIXES]
     if unknown:
-        parser.error(f"no mix is called {unknown[0]}; there are {', '.join(MIXES)}")
-    mixes = {name: speedups(name, asked.seeds) for name in names}
-    uneven = [] if asked.only else list(against_equal_cores(asked.seeds))
+        parser.error(f"unknown scenario {unknown[0]!r}: expected one of {', '.join(MIXES)}")
+    mixes = {name: speedups(name, args.seeds) for name in names}
+    uneven = [] if args.only else list(against_equal_cores(args.seeds))
     adjusted = [
-        adjustments(name, policy, asked.seeds)
+        adjustments(name, policy, args.seeds)
         for name in ADJUSTED
         if name in names
         for policy in ADJUSTING
     ]
-    if asked.json:
+    if args.json:
         found = {"speedups": mixes, "over_equal_cores": uneven, "adjustments": adjusted}
         print(json.dumps(found, indent=1))
     else:

@@ -1,18 +1,17 @@
-"""Does the simulator tell what real runs take? Lab runs beside their simulation.
+"""Compare step times of real, throttled workers with those of the simulator.
 
     python benchmarks/fidelity.py [--speeds 1,0.5,0.2 ...] [--rounds 8] [--out results.json]
 
-For each mix of speeds, throttled processes calibrate themselves, train some steps with the equal
-split, calibrate themselves again, train some steps under `adaptive`, and so on, for some rounds
-(`fidelity_ranks.py`). Each block is predicted from the calibrations before and after it: the
-simulator gets the curves through their mean times, their communication, and how much calibrated
-steps differ from one to the next as noise. Nothing is taken from the steps that are predicted.
-Both policies have had 40 steps to settle before.
+For each mix of speeds, throttled processes calibrate, train some steps with the equal split,
+calibrate again, train some steps under `adaptive`, and so on (`fidelity_ranks.py`). The simulator
+predicts each block from the calibrations before and after it. It gets curves through their mean
+times, their communication time and, as noise, the differences between successive calibrated steps.
+It gets nothing from the steps that it predicts. Each policy trains 40 steps before the first block.
 
-The error is that of the mean step over all rounds. A machine that changes its own speed meanwhile,
-as shared ones do, changes neighbouring blocks and calibrations alike; what is left of it shows in
-the standard error (of the rounds' errors), and in the drift: by how much the slowest and the
-quickest calibration of a run differ.
+The error is that of the mean step over all rounds. If the speed of the machine itself changes, as
+on shared machines, neighbouring blocks and calibrations change equally. The remainder shows in the
+standard error of the rounds' errors, and in the drift, the relative difference between the slowest
+and the fastest calibration of a run.
 """
 
 from __future__ import annotations
@@ -39,15 +38,15 @@ Row = dict[str, Any]
 
 MIXES = ("1,0.5", "1,0.25", "0.7,0.7", "1,0.5,0.2", "0.8,0.4,0.4", "0.6,0.6,0.3,0.2")
 POLICIES = ("uniform", "adaptive")
-COLD_STEPS = 40  # of each policy, before the first block
-SIZE_S = 0.5  # of measuring per size in a calibration
+COLD_STEPS = 40  # of each policy before the first block
+SIZE_S = 0.5  # measuring time per size in a calibration
 SEEDS = 3
 RANKS = Path(__file__).with_name("fidelity_ranks.py")
 NOT_OURS = {"EVENSTRIDE_TRACE": "", "EVENSTRIDE_POLICY": "", "EVENSTRIDE_MAX_STEPS": ""}
 
 
 def run_mix(speeds: Speeds, rounds: int, steps: int, folder: Path) -> dict[str, Any]:
-    """Return what the workers of one run have measured."""
+    """Run one mix of workers and return their measurements."""
     folder.mkdir(parents=True)
     plan, found = folder / "schedule.json", folder / "report.json"
     schedule = {"policies": POLICIES, "cold_steps": COLD_STEPS, "rounds": rounds, "steps": steps}
@@ -63,23 +62,23 @@ def run_mix(speeds: Speeds, rounds: int, steps: int, folder: Path) -> dict[str, 
 
 
 def judged(mix: str, report: dict[str, Any]) -> list[Row]:
-    """Return, for each policy, its mean step in all rounds beside what is predicted of it."""
+    """Return the measured and the predicted mean step of each policy."""
     calibrations = [curves(one) for one in report["calibrations"]]
     spent_s = [sum(sum(curve.values()) for curve in one) for one in calibrations]
     rows = []
     for first, policy in enumerate(POLICIES):
-        real_s, told_s = [], []
+        real_s, simulated_s = [], []
         for block in range(first, len(report["blocks"]), len(POLICIES)):
             real_s.append(float(np.mean(report["blocks"][block])))
-            told_s.append(simulated_step_s(scenario(mix, report, block), policy))
-        errors = np.array(told_s) / np.array(real_s) - 1.0
+            simulated_s.append(simulated_step_s(scenario(mix, report, block), policy))
+        errors = np.array(simulated_s) / np.array(real_s) - 1.0
         rows.append(
             {
                 "speeds": mix,
                 "policy": policy,
                 "real_s": float(np.mean(real_s)),
-                "simulated_s": float(np.mean(told_s)),
-                "error": float(np.mean(told_s) / np.mean(real_s) - 1.0),
+                "simulated_s": float(np.mean(simulated_s)),
+                "error": float(np.mean(simulated_s) / np.mean(real_s) - 1.0),
                 "standard_error": float(errors.std(ddof=1) / np.sqrt(len(errors))),
                 "drift": max(spent_s) / min(spent_s) - 1.0,
             }
@@ -88,23 +87,23 @@ def judged(mix: str, report: dict[str, Any]) -> list[Row]:
 
 
 def curves(calibration: dict[str, Any]) -> list[Curve]:
-    """Return every worker's mean step in seconds at each size."""
+    """Return the mean step of each worker in seconds at each size."""
     mine = calibration["steps_s"]
     return [{size: float(np.mean(steps_s)) for size, steps_s in worker} for worker in mine]
 
 
 def noise(report: dict[str, Any], worker: int) -> float:
-    """Return the scatter of a worker's calibrated steps, in parts.
+    """Return the relative scatter of a worker's calibrated steps.
 
-    From one step to the next, as a machine that wanders slows down all of them alike; and their
-    median, as what happens seldom is in the mean times already.
+    It uses differences between successive steps, because drift of the machine affects all of them
+    equally. It uses their median, because rare outliers are in the mean times already.
     """
     apart = [
         np.abs(np.diff(steps_s)) / np.mean(steps_s)
         for calibration in report["calibrations"]
         for _, steps_s in calibration["steps_s"][worker]
     ]
-    # Of normal values, the median of the differences is 0.6745 times sqrt(2) deviations.
+    # For normal values, the median difference is 0.6745 times sqrt(2) standard deviations.
     return min(float(np.median(np.concatenate(apart))) / (0.6745 * 2**0.5), 1.0)
 
 
@@ -122,7 +121,7 @@ def scenario(mix: str, report: dict[str, Any], block: int) -> Scenario:
         }
         for k in range(workers)
     ]
-    # A ring's 2 (W - 1) messages; only their sum matters here.
+    # A ring has 2 (W - 1) messages. Only their sum matters here.
     latency_s = float(np.mean([one["communication_s"] for one in around])) / (2 * (workers - 1))
     plain = {
         "name": mix.replace(",", "-"),
@@ -136,7 +135,7 @@ def scenario(mix: str, report: dict[str, Any], block: int) -> Scenario:
 
 
 def simulated_step_s(scenario: Scenario, policy: str) -> float:
-    """Return the mean simulated step after the first 40, over some seeds."""
+    """Return the mean simulated step after the first 40 steps, over some seeds."""
     runs = [
         Simulation(scenario, policy_from_spec(policy), seed).run().real_s for seed in range(SEEDS)
     ]
@@ -144,37 +143,40 @@ def simulated_step_s(scenario: Scenario, policy: str) -> float:
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """Return what is asked for; exit where it leaves nothing to compare."""
+    """Parse the command line. Exit if there is nothing to compare."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--speeds", nargs="+", default=list(MIXES), help="mixes, such as 1,0.5,0.2")
     parser.add_argument("--rounds", type=int, default=8, help="blocks of each policy (8)")
     parser.add_argument("--steps", type=int, default=16, help="steps of a block (16)")
     parser.add_argument("--out", type=Path, help="a file for the rows, as JSON")
-    asked = parser.parse_args(arguments)
+    args = parser.parse_args(arguments)
     try:
-        alone = [mix for mix in asked.speeds if len(parse_speeds(mix)) < 2]
+        alone = [mix for mix in args.speeds if len(parse_speeds(mix)) < 2]
     except ConfigError as error:
         parser.error(str(error))
     if alone:
-        parser.error(f"speeds {alone[0]} are those of one worker; give at least two, such as 1,0.5")
-    if asked.rounds < 2:
-        parser.error(f"rounds is {asked.rounds}; give at least 2, so that their scatter shows")
-    if asked.steps < 2:
-        parser.error(f"steps is {asked.steps}; give at least 2, as a block's first has no time")
-    return asked
+        parser.error(f"invalid speeds {alone[0]}: expected at least two workers, such as 1,0.5")
+    if args.rounds < 2:
+        parser.error(f"invalid --rounds {args.rounds}: expected at least 2 for a standard error")
+    if args.steps < 2:
+        parser.error(
+            f"invalid --steps {args.steps}: expected at least 2, because the first step of a block "
+            "is not timed"
+        )
+    return args
 
 
 def main() -> None:
     """Compare every mix and print the table."""
-    asked, rows = parse(), list[Row]()
+    args, rows = parse(), list[Row]()
     print(
         f"{'speeds':18} {'policy':9} {'real':>9} {'simulated':>11} {'error':>7} "
         f"{'std. error':>11} {'drift':>6}"
     )
     with TemporaryDirectory() as place:
-        for mix in asked.speeds:
+        for mix in args.speeds:
             folder = Path(place) / mix.replace(",", "-")
-            report = run_mix(parse_speeds(mix), asked.rounds, asked.steps, folder)
+            report = run_mix(parse_speeds(mix), args.rounds, args.steps, folder)
             for row in judged(mix, report):
                 rows.append(row)
                 print(
@@ -183,9 +185,9 @@ def main() -> None:
                     f"{row['standard_error']:11.1%} {row['drift']:6.0%}",
                     flush=True,
                 )
-            if asked.out:
-                asked.out.parent.mkdir(parents=True, exist_ok=True)
-                asked.out.write_text(json.dumps(rows, indent=1) + "\n")
+            if args.out:
+                args.out.parent.mkdir(parents=True, exist_ok=True)
+                args.out.write_text(json.dumps(rows, indent=1) + "\n")
 
 
 if __name__ == "__main__":

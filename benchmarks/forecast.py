@@ -1,23 +1,23 @@
-"""Does a plan tell what trainings really take? Forecasts of times and epochs beside measurements.
+"""Compare forecasts of training times by the planner with measurements.
 
     python benchmarks/forecast.py --data ../data [--runs runs/forecast] [--only images:4 ...]
 
-Two workloads (`forecast_work.py`) are trained to a loss on held-out data at six batches with three
-seeds each, which gives epochs; and real, throttled workers of unequal speeds, 1, 2, 4 and 8 of
-them, take steps at each batch, which gives the time of a step. A training takes the product: its
-trajectory does not depend on how many workers there are. Some mixes are repeated on hosts of their
-own, network namespaces whose links are slow.
+Two workloads (`forecast_work.py`) are trained to a loss on held-out data, at six batches with three
+seeds each. This gives the epochs. Then 1, 2, 4 and 8 real, throttled workers of unequal speeds
+train some steps at each batch. This gives the step time. A training takes the product of both,
+because its trajectory does not depend on the number of workers. Some mixes also run on separate
+hosts, which are network namespaces with slow links.
 
-Forecast is each time of a whole training from everything but itself:
+The time of each training is forecast from other measurements only:
 
-- epochs from the trainings at the *other* batches, by the law that fits them;
-- a worker's step from calibrations around each block of steps, at sizes that no batch gives it;
-- communication from what steps of mixes with *other* numbers of workers took beyond that, of both
-  workloads: throttled workers answer late, which no lone all-reduce shows;
-- so every batch, and every number of workers, is left out of what forecasts it.
+- Epochs follow from the trainings at the *other* batches, by the law that fits them.
+- The step of a worker follows from calibrations around each block of steps, at sizes that no batch
+  gives it.
+- Communication time follows from mixes with *other* numbers of workers, as the part of their steps
+  beyond the calibrated time. A single all-reduce would not show that throttled workers answer late.
 
-The baseline takes the same steps, but epochs on a line between the smallest and the largest batch,
-without gradients. Every run is kept as JSON in a folder; what is there already is not run again.
+The baseline uses the same step times, but interpolates epochs linearly between the smallest and the
+largest batch, without gradients. Every run is stored as JSON in a folder and is not repeated.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ from evenstride.lab.processes.local_launch import Launch, run
 from evenstride.report.wording import Table
 
 BATCHES = (64, 112, 192, 336, 576, 1024)
-KNOWN = ((64, 192, 1024), BATCHES)  # batches that a choice knows trainings at: few, and all
+KNOWN = ((64, 192, 1024), BATCHES)  # batches whose trainings a choice may use: few, and all
 SEEDS = (0, 1, 2)
 TARGETS = {"images": 0.55, "text": 2.45}
 MOST_EPOCHS = 40
 ROUNDS, STEPS, COLD_STEPS = 5, 8, 12
 BLOCKS_BETWEEN = 2  # calibrations
-SIZES_OF = (72, 280, 1100)  # global batches at whose shares workers are calibrated
+SIZES_OF = (72, 280, 1100)  # global batches whose shares are the sizes of the calibrations
 SIZE_S = 0.6
 LINK_MBIT = 200.0
 RANKS = Path(__file__).with_name("forecast_ranks.py")
@@ -60,7 +60,7 @@ NOT_OURS = {"EVENSTRIDE_TRACE": "", "EVENSTRIDE_POLICY": "", "EVENSTRIDE_MAX_STE
 
 @dataclass(frozen=True, slots=True)
 class Mix:
-    """Workers that train a workload together."""
+    """A set of workers that train a workload together."""
 
     workload: str
     speeds: tuple[float, ...]
@@ -73,7 +73,7 @@ class Mix:
 
     @property
     def usd_per_h(self) -> list[float]:
-        """Made up, as nobody rents parts of a core: a machine's own price, and its speed's."""
+        """Invented prices, because parts of a core cannot be rented: a base price plus speed."""
         return [0.02 + 0.1 * speed for speed in self.speeds]
 
 
@@ -93,14 +93,14 @@ MIXES = (
 def launched(
     folder: Path, speeds: Sequence[float], schedule: dict[str, Any], *, apart: bool = False
 ) -> Any:
-    """Return what the workers of a schedule report."""
+    """Run a schedule and return the report of its workers."""
     folder.mkdir(parents=True, exist_ok=True)
-    asked, report = folder / "schedule.json", folder / "report.json"
+    plan, report = folder / "schedule.json", folder / "report.json"
     with _places(len(speeds) if apart else 0) as (spaces, meeting):
         network = {"GLOO_SOCKET_IFNAME": INTERFACE} if apart else {}
-        asked.write_text(json.dumps({**schedule, "spaces": spaces, "meeting": meeting}))
+        plan.write_text(json.dumps({**schedule, "spaces": spaces, "meeting": meeting}))
         launch = Launch(
-            (str(RANKS), str(asked), str(report)),
+            (str(RANKS), str(plan), str(report)),
             tuple(speeds),
             environment={**NOT_OURS, **network},
         )
@@ -114,7 +114,7 @@ def launched(
 
 @contextmanager
 def _places(number: int) -> Iterator[tuple[list[str], str]]:
-    """Yield the namespaces of so many hosts, and the address of the first; none of none."""
+    """Yield the namespaces of ``number`` hosts, and the address of the first. May be none."""
     if not number:
         yield [], ""
         return
@@ -123,7 +123,7 @@ def _places(number: int) -> Iterator[tuple[list[str], str]]:
 
 
 def trainings(workload: str, data: Path, folder: Path) -> list[Run]:
-    """Return all trainings of a workload; run those that are not kept yet."""
+    """Return all trainings of a workload. Run them unless they are stored."""
     schedule = {
         "job": "trainings",
         "workload": workload,
@@ -141,7 +141,7 @@ def trainings(workload: str, data: Path, folder: Path) -> list[Run]:
 
 
 def steps(mix: Mix, data: Path, folder: Path) -> Run:
-    """Return the steps of a mix; measure them if they are not kept yet."""
+    """Return the steps of a mix. Measure them unless they are stored."""
     schedule = {
         "job": "steps",
         "workload": mix.workload,
@@ -171,29 +171,31 @@ def _kept(file: Path, measure: Any) -> Any:
 
 
 def steps_table(rows: Sequence[Stepped]) -> str:
-    """Return the times of steps as people read them."""
+    """Return the step times as a table."""
     cells = tuple(
         (
             *_named(row),
             f"{row.real_s * 1e3:.1f} ms",
-            f"{row.told_s * 1e3:.1f} ms",
+            f"{row.forecast_s * 1e3:.1f} ms",
             f"{row.error:+.1%}",
         )
         for row in rows
     )
-    return Table(("workload", "workers", "batch", "real", "forecast", "off"), cells, keys=3).text()
+    return Table(
+        ("workload", "workers", "batch", "real", "forecast", "error"), cells, keys=3
+    ).text()
 
 
 def times_table(rows: Sequence[Timed]) -> str:
-    """Return the times of whole trainings as people read them."""
-    heads = ("epochs", "forecast", "time", "forecast", "off", "baseline")
+    """Return the times of whole trainings as a table."""
+    heads = ("epochs", "forecast", "time", "forecast", "error", "baseline")
     cells = tuple(
         (
             *_named(row.step),
             f"{row.real_epochs:.2f}",
-            f"{row.told_epochs.value:.2f}",
+            f"{row.forecast_epochs.value:.2f}",
             f"{row.real_s:.1f} s",
-            f"{row.told_s:.1f} s",
+            f"{row.forecast_s:.1f} s",
             f"{row.error:+.1%}",
             f"{row.plain_error:+.1%}",
         )
@@ -203,7 +205,7 @@ def times_table(rows: Sequence[Timed]) -> str:
 
 
 def choices_table(rows: Sequence[Stepped], ended: dict[str, list[Run]]) -> str:
-    """Return what would be chosen by forecasts, and what that comes to."""
+    """Return the choices by forecast, and their measured times and costs, as a table."""
     heads = ("chosen", "best", "time above", "cost above", "median time", "median cost")
     cells = tuple(
         (
@@ -231,79 +233,79 @@ def _named(row: Stepped) -> tuple[str, str, str]:
 
 
 def mean_size(values: Sequence[float]) -> str:
-    """Return the mean of the values' sizes, in per cent."""
+    """Return the mean absolute value, in percent."""
     return f"{np.mean(np.abs(values)):.1%}"
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """Return what is asked for."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     data = os.environ.get("EVENSTRIDE_DATA", "../data")
     parser.add_argument("--data", type=Path, default=Path(data), help="folder of the data sets")
     parser.add_argument(
-        "--runs", type=Path, default=Path("runs/forecast"), help="where runs are kept"
+        "--runs", type=Path, default=Path("runs/forecast"), help="folder of the stored runs"
     )
     names = [mix.name for mix in MIXES] + ["images", "text"]
     parser.add_argument(
         "--only",
         nargs="+",
         choices=names,
-        help="measure these, and judge nothing: text is "
-        "all trainings of it, text:4 its steps with 4 workers",
+        help="only measure these: 'text' is all trainings of that workload, 'text:4' its steps "
+        "with 4 workers",
     )
     parser.add_argument("--plot", type=Path, help="file for a plot of forecast and real times")
-    asked = parser.parse_args(arguments)
-    if not (asked.data / "fashion-mnist").is_dir():
-        parser.error(f"there is no fashion-mnist in {asked.data}; give --data its folder")
+    args = parser.parse_args(arguments)
+    if not (args.data / "fashion-mnist").is_dir():
+        parser.error(f"{args.data} has no folder fashion-mnist; give the right folder with --data")
     if why := cannot_have_hosts():
-        parser.error(f"{why}, so workers cannot have hosts of their own")
-    return asked
+        parser.error(f"{why}, so workers cannot run on separate hosts")
+    return args
 
 
 def main() -> None:
-    """Measure what is not kept yet, and print how far the forecasts are off."""
-    asked = parse()
-    asked.runs.mkdir(parents=True, exist_ok=True)
-    data, folder = asked.data.resolve(), asked.runs.resolve()
-    if asked.only:
-        for workload in set(asked.only) & {"images", "text"}:
+    """Measure runs that are not stored, and print the errors of the forecasts."""
+    args = parse()
+    args.runs.mkdir(parents=True, exist_ok=True)
+    data, folder = args.data.resolve(), args.runs.resolve()
+    if args.only:
+        for workload in set(args.only) & {"images", "text"}:
             trainings(workload, data, folder)
         for mix in MIXES:
-            if mix.name in asked.only:
+            if mix.name in args.only:
                 steps(mix, data, folder)
         return
     ended = {name: trainings(name, data, folder) for name in TARGETS}
-    show(ended, stepped([steps(mix, data, folder) for mix in MIXES]), asked.plot)
+    show(ended, stepped([steps(mix, data, folder) for mix in MIXES]), args.plot)
 
 
 def show(ended: dict[str, list[Run]], rows: Sequence[Stepped], plot: Path | None) -> None:
-    """Print all tables, and draw the plot."""
+    """Print all tables and draw the plot."""
     print(steps_table(rows))
-    print(f"steps: {mean_size([row.error for row in rows])} off on average\n")
+    print(f"steps: mean error {mean_size([row.error for row in rows])}\n")
     times = list(timed(rows, ended, SAMPLES))
     print(times_table(times))
     for workload in ended:
         own = [row for row in times if row.step.workload == workload]
         print(
-            f"{workload}: times {mean_size([row.error for row in own])} off on average, baseline "
-            f"{mean_size([row.plain_error for row in own])}; "
-            f"{len(trained(ended[workload]))} of {len(ended[workload])} trainings came to the loss"
+            f"{workload}: mean error of times {mean_size([row.error for row in own])}, of the "
+            f"baseline {mean_size([row.plain_error for row in own])}; "
+            f"{len(trained(ended[workload]))} of {len(ended[workload])} trainings reached the loss"
         )
-    print(f"all: {mean_size([row.error for row in times])}\n")
+    print(f"all: mean error {mean_size([row.error for row in times])}\n")
     print(choices_table(rows, ended))
     if plot is not None:
         draw(times, plot)
 
 
 def draw(times: Sequence[Timed], file: Path) -> None:
-    """Draw forecast over real times, with the line on which they are equal."""
+    """Plot forecast against real times, with the line of equality."""
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(figsize=(5, 4.5))
     for workload, colour in (("images", "#0072B2"), ("text", "#D55E00")):
         own = [row for row in times if row.step.workload == workload]
         axes.scatter(
-            [r.real_s for r in own], [r.told_s for r in own], s=18, c=colour, label=workload
+            [r.real_s for r in own], [r.forecast_s for r in own], s=18, c=colour, label=workload
         )
     ends = [min(r.real_s for r in times) * 0.8, max(r.real_s for r in times) * 1.25]
     axes.plot(ends, ends, color="#999999", linewidth=1, zorder=0)

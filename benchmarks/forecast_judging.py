@@ -1,4 +1,4 @@
-"""What `forecast.py` has measured, beside what the planner makes of the rest of it."""
+"""Forecasts of the planner for each measurement of `forecast.py`, from the other measurements."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from evenstride.planner.workload.step_time import Workers, exact_step, fitted, l
 from evenstride.planner.workload.workload_profile import Point
 from evenstride.sim.engine.network import Ring
 
-_PARTS = 8  # of the gain; the law is the same with any
+_PARTS = 8  # of the gain; the law is the same for any number
 
 Run = Mapping[str, Any]
-"""What the workers of one mix of speeds have measured, as `forecast_ranks.py` reports it."""
+"""Measurements of one mix of workers, as reported by `forecast_ranks.py`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stepped:
-    """One mix of workers at one batch: the mean step, real and forecast.
+    """The mean step of one mix of workers at one batch, measured and forecast.
 
     Args:
-        workload: what is trained.
-        workers: how many.
-        hosts: whether each has a host of its own, with a slow link.
-        batch: global batch in samples.
-        real_s: mean step in seconds.
-        told_s: as forecast from the calibrations around each block, and links measured with other
-            numbers of workers.
-        usd_per_h: of all workers.
+        workload: Name of the workload.
+        workers: Number of workers.
+        hosts: Whether each worker has its own host with a slow link.
+        batch: Global batch in samples.
+        real_s: Mean measured step in seconds.
+        forecast_s: Mean step forecast from the calibrations around each block, and from links
+            measured with other numbers of workers.
+        usd_per_h: Price of all workers.
     """
 
     workload: str
@@ -42,56 +42,56 @@ class Stepped:
     hosts: bool
     batch: int
     real_s: float
-    told_s: float
+    forecast_s: float
     usd_per_h: float
 
     @property
     def error(self) -> float:
-        """By which part the forecast is off."""
-        return self.told_s / self.real_s - 1.0
+        """Relative error of the forecast."""
+        return self.forecast_s / self.real_s - 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """A whole training of one mix at one batch: real, forecast, and by the baseline.
+    """A whole training of one mix at one batch: measured, forecast, and by the baseline.
 
     Args:
-        step: of it.
-        steps_each: of an epoch.
-        real_epochs: mean of all seeds.
-        told_epochs: of the law fitted to other batches.
-        plain_epochs: interpolated between the batches beside it, without gradients.
+        step: Its mean step.
+        steps_each: Steps per epoch.
+        real_epochs: Mean measured epochs over all seeds.
+        forecast_epochs: Epochs by the law fitted to other batches.
+        plain_epochs: Epochs interpolated between the other batches, without gradients.
     """
 
     step: Stepped
     steps_each: int
     real_epochs: float
-    told_epochs: Interval
+    forecast_epochs: Interval
     plain_epochs: float
 
     @property
     def real_s(self) -> float:
-        """Seconds that it takes."""
+        """Measured seconds."""
         return self.real_epochs * self.steps_each * self.step.real_s
 
     @property
-    def told_s(self) -> float:
-        """Seconds as forecast."""
-        return self.told_epochs.value * self.steps_each * self.step.told_s
+    def forecast_s(self) -> float:
+        """Forecast seconds."""
+        return self.forecast_epochs.value * self.steps_each * self.step.forecast_s
 
     @property
     def error(self) -> float:
-        """By which part the forecast is off."""
-        return self.told_s / self.real_s - 1.0
+        """Relative error of the forecast."""
+        return self.forecast_s / self.real_s - 1.0
 
     @property
     def plain_error(self) -> float:
-        """By which part the baseline is off, whose steps are forecast alike."""
-        return self.plain_epochs / self.real_epochs * self.step.told_s / self.step.real_s - 1.0
+        """Relative error of the baseline, which uses the same forecast of the step."""
+        return self.plain_epochs / self.real_epochs * self.step.forecast_s / self.step.real_s - 1.0
 
 
 def stepped(runs: Sequence[Run]) -> list[Stepped]:
-    """Return every mix at every batch, links forecast from the other mixes of its kind."""
+    """Return every mix at every batch, with links forecast from the other mixes of its kind."""
     rows = []
     for run in runs:
         others = [
@@ -105,48 +105,48 @@ def stepped(runs: Sequence[Run]) -> list[Stepped]:
 
 
 def ring_of(measured: Sequence[tuple[int, float]], run: Run) -> Ring:
-    """Return the ring that communication with other numbers of workers means."""
+    """Return a ring fitted to the communication times of other numbers of workers."""
     found = links(measured, run["gradient_bytes"])
     if found is None:
-        return Ring(0.0, inf, run["gradient_bytes"])  # of one worker, that waits for none
+        return Ring(0.0, inf, run["gradient_bytes"])  # a single worker waits for no other
     return Ring(found.latency_s, found.bytes_per_s or inf, run["gradient_bytes"])
 
 
 def communication_s(run: Run) -> float:
-    """Return what steps took beyond the last worker's own part: a mean over all batches.
+    """Return the mean time of steps beyond the busy time of the last worker, over all batches.
 
-    Weighted by the inverse of their steps' squares, as the errors of steps are in proportion.
+    Weights are the inverse squares of the step times, because their errors are proportional.
     """
     alone = Ring(0.0, inf, 0.0)
     rows = [_at(run, number, alone) for number in range(len(run["batches"]))]
     weights = np.array([row.real_s**-2 for row in rows])
-    beyond_s = np.array([row.real_s - row.told_s for row in rows])
+    beyond_s = np.array([row.real_s - row.forecast_s for row in rows])
     return max(float(weights @ beyond_s / weights.sum()), 0.0)
 
 
 def _at(run: Run, number: int, ring: Ring) -> Stepped:
-    """Return a batch's mean step over its blocks, each forecast from the calibrations around it."""
-    real_s, told_s = [], []
+    """Return the mean step of a batch; each block is forecast from the calibrations around it."""
+    real_s, forecast_s = [], []
     batch = run["batches"][number]
     for block in range(number, len(run["blocks"]), len(run["batches"])):
         before = block // run["blocks_between"]
         around = run["calibrations"][before : before + 2]
         fleet = [Workers(fitted(points(around, k)), 1) for k in range(run["workers"])]
         real_s.append(float(np.mean(run["blocks"][block]["steps_s"])))
-        told_s.append(exact_step(fleet, batch, ring).time_s)
+        forecast_s.append(exact_step(fleet, batch, ring).time_s)
     return Stepped(
         run["workload"],
         run["workers"],
         run["hosts"],
         batch,
         float(np.mean(real_s)),
-        float(np.mean(told_s)),
+        float(np.mean(forecast_s)),
         sum(run["usd_per_h"]),
     )
 
 
 def points(calibrations: Sequence[Run], worker: int) -> list[Point]:
-    """Return a worker's steps by size, each the mean over some calibrations."""
+    """Return the mean steps of a worker by size, over some calibrations."""
     both = [dict(map(tuple, one["steps_s"][worker])) for one in calibrations]
     return [
         Point(
@@ -160,15 +160,18 @@ def points(calibrations: Sequence[Run], worker: int) -> list[Point]:
 
 
 def scatter(steps_s: Sequence[Sequence[float]]) -> float:
-    """Return by which part steps differ from one to the next, as a machine that wanders is not
-    noise, and by the median, as what happens seldom is in the mean already."""
+    """Return the relative scatter of steps.
+
+    It is the median difference of successive steps. So drift of the machine does not count as
+    noise, nor do rare outliers, which are in the mean already.
+    """
     apart = np.concatenate([np.abs(np.diff(one)) / np.mean(one) for one in steps_s])
-    # Of normal values, the median of the differences is 0.6745 times sqrt(2) deviations.
+    # For normal values, the median difference is 0.6745 times sqrt(2) standard deviations.
     return min(float(np.median(apart)) / (0.6745 * 2**0.5), 1.0)
 
 
 def trained(trainings: Sequence[Run]) -> list[MeasuredTraining]:
-    """Return trainings as the laws take them; those that did not reach the target are left out."""
+    """Return the trainings that reached the target, in the form that the laws expect."""
     return [
         MeasuredTraining(
             one["batch"],
@@ -183,7 +186,7 @@ def trained(trainings: Sequence[Run]) -> list[MeasuredTraining]:
 def timed(
     rows: Sequence[Stepped], trainings: Mapping[str, Sequence[Run]], samples: int
 ) -> Iterator[Timed]:
-    """Yield the time of every training whose batch can be left out: all but the ends."""
+    """Yield the time of every training except those at the smallest and the largest batch."""
     for row in rows:
         runs = trained(trainings[row.workload])
         others = [run for run in runs if run.batch != row.batch]
@@ -207,24 +210,24 @@ def mean_epochs(runs: Sequence[MeasuredTraining]) -> dict[int, float]:
 
 
 def interpolated(epochs: Mapping[int, float], batch: int) -> float:
-    """Return the epochs between the smallest and the largest batch, on a line."""
+    """Interpolate epochs linearly between the smallest and the largest batch."""
     ends = min(epochs), max(epochs)
     return float(np.interp(batch, ends, [epochs[end] for end in ends]))
 
 
 @dataclass(frozen=True, slots=True)
 class Picked:
-    """A configuration that was chosen by forecasts, beside the best by measurements.
+    """A configuration chosen by forecasts, compared with the best one by measurements.
 
     Args:
-        workload: what is trained.
+        workload: Name of the workload.
         objective: ``time``, ``cost`` or ``knee``.
-        chosen: workers and batch.
-        best: likewise.
-        time_above: by which part the chosen one takes longer than the best one.
-        cost_above: by which part it costs more.
-        time_ratio: median time of all configurations over that of the chosen one.
-        cost_ratio: the same of costs.
+        chosen: Workers and batch of the chosen configuration.
+        best: Workers and batch of the best configuration.
+        time_above: Relative excess of the chosen time over the best one.
+        cost_above: Relative excess of the cost.
+        time_ratio: Median time of all configurations divided by the chosen one.
+        cost_ratio: The same for costs.
     """
 
     workload: str
@@ -243,25 +246,25 @@ def picked(
     """Yield the choice for each objective, among all mixes and batches of one workload.
 
     Args:
-        rows: of the workload, without hosts.
-        trainings: of it.
-        known: batches whose trainings the planner knows; those at the others it has to forecast.
-        samples: of an epoch.
+        rows: Steps of the workload, without hosts.
+        trainings: Trainings of the workload.
+        known: Batches whose trainings the planner may use. It forecasts the others.
+        samples: Samples per epoch.
     """
     runs = trained(trainings)
     real = mean_epochs(runs)
     law = fit_best([run for run in runs if run.batch in known])
     steps = [-(-samples // row.batch) for row in rows]
     real_s = [real[row.batch] * n * row.real_s for row, n in zip(rows, steps, strict=True)]
-    told_s = [
-        law.epochs(row.batch).value * n * row.told_s for row, n in zip(rows, steps, strict=True)
+    forecast_s = [
+        law.epochs(row.batch).value * n * row.forecast_s for row, n in zip(rows, steps, strict=True)
     ]
     per_s = [row.usd_per_h / 3600 for row in rows]
-    real_usd, told_usd = (
-        [t * p for t, p in zip(one, per_s, strict=True)] for one in (real_s, told_s)
+    real_usd, forecast_usd = (
+        [t * p for t, p in zip(one, per_s, strict=True)] for one in (real_s, forecast_s)
     )
     for objective in ("time", "cost", "knee"):
-        chosen, best = pick(objective, told_s, told_usd), pick(objective, real_s, real_usd)
+        chosen, best = pick(objective, forecast_s, forecast_usd), pick(objective, real_s, real_usd)
         yield Picked(
             rows[0].workload,
             objective,
@@ -275,7 +278,7 @@ def picked(
 
 
 def pick(objective: str, times_s: Sequence[float], usd: Sequence[float]) -> int:
-    """Return which configuration is best; the knee is that of those that no other beats."""
+    """Return the index of the best configuration. The knee is that of the Pareto front."""
     if objective != "knee":
         return int(np.argmin(times_s if objective == "time" else usd))
     best = list[int]()

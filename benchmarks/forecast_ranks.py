@@ -1,8 +1,11 @@
-"""What the workers of `forecast.py` do; ``forecast_ranks.py SCHEDULE REPORT``, under the lab.
+"""Worker script of `forecast.py`, started by the lab as ``forecast_ranks.py SCHEDULE REPORT``.
 
-A schedule is one of two jobs. *trainings*: train to a loss on held-out data, at each batch and with
-each seed, and tell after how many epochs it came and how noisy the gradients were. *steps*: take
-some steps at each batch, and calibrate all workers before and after, at sizes that no batch has.
+A schedule is one of two jobs:
+
+- *trainings*: Train to a loss on held-out data at each batch with each seed. Report the number of
+  epochs and the gradient noise.
+- *steps*: Train some steps at each batch. Calibrate all workers before and after, at sizes that no
+  batch has.
 """
 
 from __future__ import annotations
@@ -32,15 +35,15 @@ from evenstride.lab.demo.demo_script import Bench, DemoArm, DemoTask
 from evenstride.runtime.engines.process_groups import take_down_group
 from evenstride.trace.read import read_noise, trace_path
 
-LOOKS = 12  # at the held-out data, in an epoch
-SMOOTHED = {"images": 4, "text": 1}  # looks whose mean has to be at the target
-BASE = 128  # batch that the optimizers' learning rates are for; elsewhere by its root
+LOOKS = 12  # evaluations on held-out data per epoch
+SMOOTHED = {"images": 4, "text": 1}  # evaluations whose mean must reach the target
+BASE = 128  # batch of the optimizers' learning rates, which scale with its square root
 NOISE_EVERY = 4
 _NETWORK_SPACE = 0x40000000  # CLONE_NEWNET
 
 
 def trainings(schedule: dict[str, Any], task: DemoTask, folder: Path) -> list[dict[str, Any]]:
-    """Return how each training of a schedule went."""
+    """Run the trainings of a schedule and return their outcomes."""
     found = []
     for batch in schedule["batches"]:
         for seed in schedule["seeds"]:
@@ -54,7 +57,7 @@ def trainings(schedule: dict[str, Any], task: DemoTask, folder: Path) -> list[di
 def train(
     task: DemoTask, batch: int, seed: int, schedule: dict[str, Any], trace: Path
 ) -> dict[str, Any]:
-    """Train to the target; return the epochs, and the losses that were seen on the way."""
+    """Train to the target. Return the epochs and the losses of all evaluations."""
     torch.manual_seed(seed)
     net = task.net()
     stride = Stride(batch, policy="uniform", seed=seed, trace=trace, noise_every=NOISE_EVERY)
@@ -80,7 +83,7 @@ def train(
 
 
 def _loss(net: torch.nn.Module, task: DemoTask) -> float:
-    """Return the mean loss over the held-out data, each rank judging a part; collective."""
+    """Return the mean loss over the held-out data, split over the ranks. A collective call."""
     mine = slice(dist.get_rank(), None, dist.get_world_size())
     both = torch.tensor(held_out_loss(net, task, mine), dtype=torch.float64)
     dist.all_reduce(both)
@@ -88,7 +91,7 @@ def _loss(net: torch.nn.Module, task: DemoTask) -> float:
 
 
 def smoothed(looks: list[tuple[float, float]], count: int) -> list[tuple[float, float]]:
-    """Return the means of so many looks in a row; none of fewer."""
+    """Return the means of ``count`` successive evaluations, empty if there are fewer."""
     return [
         (fmean(at for at, _ in some), fmean(loss for _, loss in some))
         for some in (looks[end - count : end] for end in range(count, len(looks) + 1))
@@ -96,7 +99,7 @@ def smoothed(looks: list[tuple[float, float]], count: int) -> list[tuple[float, 
 
 
 def _crossed(looks: list[tuple[float, float]], target: float) -> float:
-    """Return at which epochs the loss came to the target, between the last two looks."""
+    """Return the epochs at which the loss reached the target, between the last two evaluations."""
     if len(looks) < 2:
         return looks[-1][0]
     (before, high), (after, low) = looks[-2:]
@@ -114,13 +117,13 @@ def noise(trace: Path) -> float | None:
 
 
 def steps(schedule: dict[str, Any], task: DemoTask) -> dict[str, Any]:
-    """Work through blocks of steps between calibrations; return what all ranks have measured."""
+    """Train blocks of steps between calibrations. Return the measurements of all ranks."""
     world, rank = dist.get_world_size(), dist.get_rank()
     groups = [dist.new_group([one]) for one in range(world)]
     bench = Bench(task, groups[rank])
     part = schedule["speeds"][rank] / sum(schedule["speeds"])
     sizes = [max(round(batch * part), at + 1) for at, batch in enumerate(schedule["sizes_of"])]
-    bench.measure(sizes[-1], schedule["size_s"])  # the allocator's heap has to grow first
+    bench.measure(sizes[-1], schedule["size_s"])  # lets the allocator's heap grow first
 
     arms = [DemoArm("adaptive", _whole(task, batch), batch, None) for batch in schedule["batches"]]
     for arm in arms:
@@ -146,13 +149,13 @@ def steps(schedule: dict[str, Any], task: DemoTask) -> dict[str, Any]:
 
 
 def _whole(task: DemoTask, batch: int) -> DemoTask:
-    """Return a task of whole batches, so that no step of an epoch is shorter than the others."""
+    """Return a task of whole batches, so that all steps of an epoch have the same size."""
     whole = len(task.train) // batch * batch
     return replace(task, train=TensorDataset(*task.train[:whole]))
 
 
 def _calibration(bench: Bench, sizes: list[int], size_s: float) -> dict[str, Any]:
-    """Return every rank's steps at its sizes in seconds."""
+    """Return the step times of every rank at its sizes in seconds."""
     mine = [(size, bench.steps_s(size, size_s)) for size in sizes]
     every: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(every, mine)
@@ -160,7 +163,7 @@ def _calibration(bench: Bench, sizes: list[int], size_s: float) -> dict[str, Any
 
 
 def enter(space: str, meeting: str) -> None:
-    """Go into a network namespace, and meet the other ranks at an address there."""
+    """Enter a network namespace, with the rendezvous of the ranks at an address in it."""
     with Path("/var/run/netns", space).open() as handle:
         if ctypes.CDLL(None, use_errno=True).setns(handle.fileno(), _NETWORK_SPACE):
             raise OSError(ctypes.get_errno(), f"cannot enter {space}")
@@ -169,8 +172,8 @@ def enter(space: str, meeting: str) -> None:
 
 def main() -> None:
     """Run one rank."""
-    asked, report = map(Path, sys.argv[1:])
-    schedule = json.loads(asked.read_text())
+    plan, report = map(Path, sys.argv[1:])
+    schedule = json.loads(plan.read_text())
     torch.set_num_threads(1)
     if schedule["spaces"]:
         enter(schedule["spaces"][int(os.environ["RANK"])], schedule["meeting"])

@@ -1,4 +1,4 @@
-"""What `forecast.py` trains: pictures by a convolutional net, and letters by a transformer."""
+"""The workloads of `forecast.py`: images with a convolutional net, and text with a transformer."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from evenstride.lab.demo.fashion_mnist import read_images
 
 SAMPLES = 12_000
 _HELD_OUT = 1200
-_LETTERS, _APART = 32, 16  # of a window, and from one to the next
+_LETTERS, _APART = 32, 16  # letters of a window, and between the starts of windows
 
 
 def images(data: Path) -> DemoTask:
-    """Return Fashion-MNIST's first pictures and a net of three convolutions."""
+    """Return the first images of Fashion-MNIST and a net of three convolutions."""
 
     def part(name: str, most: int) -> TensorDataset:
         pixels, labels = read_images(data / "fashion-mnist", name)
         scaled = torch.from_numpy(pixels[:most].copy()).view(-1, 1, 28, 28).float() / 255
-        normal = (scaled - 0.286) / 0.353  # the data's own mean and deviation
+        normal = (scaled - 0.286) / 0.353  # mean and standard deviation of the data
         return _numbered(normal, torch.from_numpy(labels[:most].astype("int64")))
 
     return DemoTask("images", part("train", SAMPLES), part("test", _HELD_OUT), _picture_net)
 
 
 def text(data: Path) -> DemoTask:
-    """Return windows of Emma, and a transformer of one layer that tells each next letter."""
+    """Return windows of Emma, and a transformer of one layer that predicts each next letter."""
     letters = gzip.decompress((data / "gutenberg" / "austen-emma.txt.gz").read_bytes())
     known = {letter: number for number, letter in enumerate(sorted(set(letters)))}
     several = (SAMPLES + _HELD_OUT) * _APART + _LETTERS + 1
-    told = torch.tensor([known[letter] for letter in letters[:several]])
-    windows = told.unfold(0, _LETTERS + 1, _APART)[: SAMPLES + _HELD_OUT]
+    numbers = torch.tensor([known[letter] for letter in letters[:several]])
+    windows = numbers.unfold(0, _LETTERS + 1, _APART)[: SAMPLES + _HELD_OUT]
     before, following = windows[:, :-1].clone(), windows[:, 1:].clone()
     return DemoTask(
         "text",
@@ -48,7 +48,7 @@ def text(data: Path) -> DemoTask:
 
 
 def held_out_loss(net: nn.Module, task: DemoTask, part: slice) -> tuple[float, int]:
-    """Return the summed loss of some held-out samples, and over how many numbers it is."""
+    """Return the summed loss of some held-out samples, and the number of its terms."""
     _, x, y = (tensor[part] for tensor in task.test.tensors)
     with torch.no_grad():
         return float(F.cross_entropy(net(x), y, reduction="sum")), y.numel()
@@ -68,7 +68,7 @@ class Letters(nn.Module):
         self.head = nn.Linear(width, known)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the scores of each window's next letters."""
+        """Return the scores of the next letters of each window."""
         h = self.embedding(x) + self.place
         several = self.mixed(self.first(h)).reshape(*h.shape[:2], 3, self.heads, -1)
         asked, keys, values = several.permute(2, 0, 3, 1, 4)
@@ -97,4 +97,4 @@ OPTIMIZERS: dict[str, Callable[[nn.Module, float], torch.optim.Optimizer]] = {
     "images": lambda net, times: torch.optim.Adam(net.parameters(), lr=5e-4 * times),
     "text": lambda net, times: torch.optim.SGD(net.parameters(), lr=0.1 * times, momentum=0.9),
 }
-"""Of a net, with so many times the learning rate for a batch of 128."""
+"""Optimizers of a net, with a factor on the learning rate for a batch of 128."""

@@ -1,33 +1,34 @@
-"""What evenstride does on one NVIDIA GPU beside some CPU cores.
+"""Measure evenstride on one NVIDIA GPU together with CPU cores.
 
     PYTHONPATH=src python benchmarks/gpu.py [--parts cluster,timing] [--out results.json]
     PYTHONPATH=src python benchmarks/gpu.py --device cpu --quick      # a rehearsal without a GPU
 
-**Nothing here has been run on a GPU yet**: not the timing by events in the stream, not ranks on CPU
-and CUDA in one job, not two ranks on one card, not the profiler's kernels, not the rival's stream.
-The rehearsal runs the same code with CPU workers in the card's place; its figures mean nothing.
+**No part has been run on a GPU yet**: neither timing by events in the stream, nor ranks on CPU and
+CUDA in one job, nor two ranks on one card, nor the profiler's kernels, nor the rival's stream. The
+rehearsal runs the same code with CPU workers instead of the card. Its figures have no meaning.
 
-All workers meet over Gloo, as NCCL takes one rank per card. So nothing here shows how NCCL's
-kernels take multiprocessors from a rank that waits, what a single hardware queue
-(``CUDA_DEVICE_MAX_CONNECTIONS=1``) does to the marks, or how a lost rank ends under NCCL.
+All workers communicate over Gloo, because NCCL allows one rank per card. So the benchmark does not
+show how NCCL's kernels take multiprocessors from a waiting rank. Nor does it show the effect of a
+single hardware queue (``CUDA_DEVICE_MAX_CONNECTIONS=1``) on the marks, or of a lost rank with NCCL.
 
-* ``cluster``: one GPU worker and three CPU workers with 3, 2 and 1 parts of the cores train a small
-  convolutional and a small residual net over Gloo. Blocks of the equal split, of ``adaptive`` and
-  of some fixed splits (the best one of the calibrated curves, where adaptive is, two neighbours)
-  in turns. *Bound* and *efficiency* are the demo's: equal over best split of the calibrated
-  curves, and time of the fastest fixed split that was run over adaptive's. Weights are not
-  compared.
-* ``timing``: own work of a GPU worker as evenstride reads it, beside events of our own in the same
-  steps, once where it waits and once where the others do; beside a host that waits for the
-  device (`evenstride doctor --bench` does that), and what the profiler's kernels fill of it.
-* ``budget``: plain PyTorch, the same again (A/A), and evenstride at a step of 20 ms: one worker,
-  and two equal ones on the card. Own time may be 0.15 ms there, between 0.1 ms at 5 and
-  0.25 ms at 50 ms, which is what the budget names. As in `overhead.py`.
-* ``sharing``: two workers on the card, without and with matrix products on a second stream
-  of one of them.
+* ``cluster``: One GPU worker and three CPU workers, with 3, 2 and 1 parts of the cores, train a
+  small convolutional and a small residual net. Blocks of the equal split, of ``adaptive`` and of
+  some fixed splits alternate. The fixed splits are the best one of the calibrated curves, that of
+  ``adaptive``, and two neighbours. *Bound* and *efficiency* are those of the demo. The bound is the
+  step time of the equal split divided by that of the best split, by the calibrated curves. The
+  efficiency is the time of the fastest measured fixed split divided by that of ``adaptive``. The
+  benchmark does not compare weights.
+* ``timing``: The busy time of a GPU worker as read by evenstride, compared with separate events in
+  the same steps. The worker waits in one case, the others wait in the other. Further references are
+  a host that waits for the device (as in `evenstride doctor --bench`), and the profiler's kernels.
+* ``budget``: Plain PyTorch, the same again (A/A), and evenstride, at a step of 20 ms, with one
+  worker and with two equal workers on the card. evenstride's own time may be 0.15 ms there. The
+  budget is 0.1 ms at 5 ms and 0.25 ms at 50 ms. The method is that of `overhead.py`.
+* ``sharing``: Two workers on the card, without and with matrix products on a second stream of one
+  of them.
 
-A run takes under 9 minutes whatever happens: launches have deadlines, and none begins too late. The
-results file is written after each. Exit codes: 1 if a launch failed, 2 if nothing can be run here.
+A run takes at most 9 minutes, because launches have deadlines and do not start too late. The
+results file is written after each launch. Exit codes: 1 if a launch failed, 2 without a GPU.
 """
 
 from __future__ import annotations
@@ -46,10 +47,10 @@ from typing import Any
 
 from evenstride.runtime.launching.die_with_parent import die_with_parent
 
-if __name__ == "__mp_main__":  # a rank; the imports below take seconds, and the script may die
+if __name__ == "__mp_main__":  # a rank; the script may die during the slow imports below
     die_with_parent()
     if os.environ.get("GPU_BENCHMARK_PID") != str(os.getppid()):
-        sys.exit("the benchmark that started this rank is gone")
+        sys.exit("the benchmark that started this rank has ended")
 
 import numpy as np
 import torch
@@ -59,7 +60,7 @@ from evenstride.lab.comparison.comparison_result import Curve, calibrated, mean_
 from evenstride.lab.doctor.bench_run import compared, median_interval
 from evenstride.testing.ranks import RankPool
 
-# A script finds its own folder only.
+# A script has only its own folder on the path.
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks import gpu_ranks
@@ -72,19 +73,19 @@ PARTS = ("cluster", "timing", "budget", "sharing")
 SECONDS = {"cluster": 75.0, "timing": 40.0, "budget": 40.0, "sharing": 50.0}
 QUICK_SECONDS = {"cluster": 10.0, "timing": 8.0, "budget": 5.0, "sharing": 8.0}
 LIMIT_S = 510.0  # of a whole run
-START_S = 90.0  # of a launch, on top of measuring: processes, torch, CUDA, what is cold
+START_S = 90.0  # of a launch in addition to measuring: processes, torch, CUDA, warm-up
 TIMING_AIM, UNDER = 0.03, 0.01
-BUDGET_AT_S = ((5e-3, 50e-3), (0.1e-3, 0.25e-3))  # step lengths and own time allowed there
+BUDGET_AT_S = ((5e-3, 50e-3), (0.1e-3, 0.25e-3))  # step times, and the own time allowed at each
 
 
 def launches(part: str, device: str, cores: Sequence[int], *, quick: bool) -> dict[str, Job]:
     """Return the launches of a part, by name.
 
     Args:
-        part: one of `PARTS`.
-        device: of the workers that a GPU is meant for: ``cuda:0``, or ``cpu`` in a rehearsal.
-        cores: numbers of the cores that may be used.
-        quick: small nets and short times.
+        part: One of `PARTS`.
+        device: Device of the GPU workers: ``cuda:0``, or ``cpu`` in a rehearsal.
+        cores: Numbers of the cores to use.
+        quick: Whether to use small nets and short times.
     """
     seconds = (QUICK_SECONDS if quick else SECONDS)[part]
     width, few = (8, 10) if quick else (32, 40)
@@ -99,9 +100,9 @@ def launches(part: str, device: str, cores: Sequence[int], *, quick: bool) -> di
         devices = (device, *["cpu"] * (len(split) - 1))
         return {f"cluster {n}": job(devices, split, Net(n, width), 0.05) for n in ("cnn", "resnet")}
     if part == "timing":
-        split = dealt(cores, (1, 3))
+        split = divided(cores, (1, 3))
         return {"timing": job((device, "cpu"), split, Net("cnn", 2 * width), 0.03)}
-    two, net = dealt(cores, (1, 1)), Net("cnn" if quick else "resnet", width)
+    two, net = divided(cores, (1, 1)), Net("cnn" if quick else "resnet", width)
     if part == "budget":
         return {
             "budget one": job((device,), two[:1], net, 0.02),
@@ -111,31 +112,31 @@ def launches(part: str, device: str, cores: Sequence[int], *, quick: bool) -> di
 
 
 def cluster_cores(cores: Sequence[int]) -> list[tuple[int, ...]]:
-    """Return the cores of the GPU worker and of the CPU workers: 2, 6, 4 and 2 of 16.
+    """Return the cores of the GPU worker and of the CPU workers, such as 2, 6, 4 and 2 of 16.
 
-    An eighth of the cores is for the GPU worker and, of 8 or more, another for everything else.
-    With fewer than 5 there are two CPU workers, which share one core if there are only two.
+    The GPU worker gets an eighth of the cores. Of 8 or more cores, another eighth stays free. With
+    fewer than 5 cores there are two CPU workers, which share one core if there are only two.
     """
     mine = max(1, len(cores) // 8)
     rest = cores[mine : len(cores) - len(cores) // 8]
-    return [tuple(cores[:mine]), *dealt(rest or cores, (3, 2, 1) if len(cores) > 4 else (2, 1))]
+    return [tuple(cores[:mine]), *divided(rest or cores, (3, 2, 1) if len(cores) > 4 else (2, 1))]
 
 
-def dealt(cores: Sequence[int], weights: Sequence[int]) -> list[tuple[int, ...]]:
-    """Return each worker's part of the cores, at least one; shared where there are too few."""
+def divided(cores: Sequence[int], weights: Sequence[int]) -> list[tuple[int, ...]]:
+    """Divide the cores among workers, at least one for each. Workers share cores if necessary."""
     if len(cores) < len(weights):
         return [(cores[k % len(cores)],) for k in range(len(weights))]
     ends, total, given = list[int](), sum(weights), 0
     for k, weight in enumerate(weights):
         given += weight
-        left = len(weights) - k - 1  # who still need one each
+        left = len(weights) - k - 1  # workers that still need a core
         end = max(round(len(cores) * given / total), (ends[-1] if ends else 0) + 1)
         ends.append(min(end, len(cores) - left))
     return [tuple(cores[a:b]) for a, b in zip([0, *ends[:-1]], ends, strict=True)]
 
 
 def spread(times_s: Sequence[float]) -> Found:
-    """Return median, quartiles and number of blocks' step times."""
+    """Return median, quartiles and number of the blocks' step times."""
     low, middle, high = np.quantile(times_s, (0.25, 0.5, 0.75))
     return {"step_s": float(middle), "quartiles_s": (float(low), float(high)), "n": len(times_s)}
 
@@ -147,7 +148,7 @@ def paired(slower_s: Sequence[float], faster_s: Sequence[float]) -> Found:
 
 
 def cluster_figures(found: Found) -> Found:
-    """Return what a cluster's ranks found as figures."""
+    """Return the figures of the cluster part."""
     both: list[list[Curve]] = [[dict(c) for c in found[when]] for when in ("before", "after")]
     before, after = both
     blocks, batch = found["blocks"], found["global_batch"]
@@ -167,13 +168,13 @@ def cluster_figures(found: Found) -> Found:
         "speeds": hope.achieved_speeds,
         "drift": hope.drift,
         "disturbed": hope.disturbed,
-        # What worker 0 would take without the others, to tell what they are good for.
+        # Time of worker 0 without the others, to show what they contribute.
         "alone_s_model": float(model.fixed_s[0] + model.per_sample_s[0] * batch),
     }
 
 
 def timing_figures(found: Found) -> Found:
-    """Return what the timing's ranks found as figures."""
+    """Return the figures of the timing part."""
     regimes = {}
     for name in ("others wait", "worker 0 waits"):
         mine = found[name]
@@ -188,7 +189,7 @@ def timing_figures(found: Found) -> Found:
 
 
 def budget_figures(found: Found) -> Found:
-    """Return what a budget's ranks found as figures."""
+    """Return the figures of the budget part."""
     blocks = found["blocks"]
     arms = {name: spread(times_s) for name, times_s in blocks.items()}
     ratio, control = (paired(blocks[name], blocks["plain"]) for name in ("evenstride", "again"))
@@ -205,7 +206,7 @@ def budget_figures(found: Found) -> Found:
 
 
 def sharing_figures(found: Found) -> Found:
-    """Return what two workers on one card found as figures."""
+    """Return the figures of the sharing part."""
     return {
         phase: {
             "arms": {policy: spread(t) for policy, t in found[phase]["blocks"].items()},
@@ -219,26 +220,26 @@ def sharing_figures(found: Found) -> Found:
 
 
 def lines(name: str, done: Found) -> list[str]:
-    """Return one launch's lines of the table, from what `perform` returned."""
+    """Return the lines of a launch, from the result of `perform`."""
     if "failed" in done:
         return [f"--- {name} FAILED: {done['failed']}"]
     found, figures = done["found"], done["figures"]
     place = f"{' + '.join(found['devices'])}{', ' if found['backend'] else ''}{found['backend']}"
-    tell = _TELL[name.split()[0]]
-    return [f"--- {name}: {place}; took {done['took_s']:.0f} s", *tell(found, figures)]
+    describe = _LINES[name.split()[0]]
+    return [f"--- {name}: {place}; took {done['took_s']:.0f} s", *describe(found, figures)]
 
 
 def _cluster_lines(found: Found, figures: Found) -> list[str]:
     rows = [f"{policy:32} {_block(arm)}" for policy, arm in figures["arms"].items()]
     disturbed = ", DISTURBED" if figures["disturbed"] else ""
     return [
-        f"batch {found['global_batch']}, adaptive's shares {_shares(found['shares'])}, changed "
+        f"batch {found['global_batch']}, shares of adaptive {_shares(found['shares'])}, changed "
         f"{found['changes']} time(s); speeds {_shares(figures['speeds'])}",
         *rows,
         f"speed-up {_ratio(figures['speedup'])}, bound {figures['bound']:.3f}, "
         f"{figures['of_bound']:.3f} of it; efficiency {_ratio(figures['efficiency'])} against "
         f"{figures['oracle']}",
-        f"averaging alone {_ms(found['communication_s'])}; worker 0 alone, from its curve, "
+        f"all-reduce alone {_ms(found['communication_s'])}; worker 0 alone, by its curve, "
         f"{_ms(figures['alone_s_model'])}; drift {figures['drift']:.1%}{disturbed}",
     ]
 
@@ -247,13 +248,13 @@ def _timing_lines(_: Found, figures: Found) -> list[str]:
     rows = []
     for name, one in figures.items():
         if one["ratio"] is None:
-            rows.append(f"{name:15} true {_ms(one['true_s'])}; nothing was read")
+            rows.append(f"{name:15} true {_ms(one['true_s'])}; evenstride read no time")
             continue
         filled = one["kernels_of_read"]
         kernels = f"; kernels fill {filled:.3f} of it" if filled is not None else ""
         verdict = "within 3 %" if one["within"] else "NOT within 3 %"
         rows.append(
-            f"{name:15} own work of worker 0 {_ms(one['true_s'])} of {_ms(one['step_s'])}, read "
+            f"{name:15} busy time of worker 0 {_ms(one['true_s'])} of {_ms(one['step_s'])}, read "
             f"{_ms(one['read_s'])}, ratio {one['ratio']:.4f}: {verdict}{kernels}"
         )
     return rows
@@ -286,7 +287,7 @@ _FIGURES: dict[str, Callable[[Found], Found]] = {
     "budget": budget_figures,
     "sharing": sharing_figures,
 }
-_TELL: dict[str, Callable[[Found, Found], list[str]]] = {
+_LINES: dict[str, Callable[[Found, Found], list[str]]] = {
     "cluster": _cluster_lines,
     "timing": _timing_lines,
     "budget": _budget_lines,
@@ -312,33 +313,33 @@ def _shares(values: Sequence[float]) -> str:
 
 
 def perform(pool: RankPool, name: str, job: Job, left_s: float) -> Found:
-    """Run one launch; return what its ranks found, with figures, or why it failed.
+    """Run one launch. Return the findings of its ranks with figures, or the reason of a failure.
 
     Args:
-        pool: of processes; those of a launch that fails are ended.
-        name: of the launch, beginning with its part.
-        job: of its ranks.
-        left_s: of the whole run; without time to measure in, nothing is started.
+        pool: Pool of processes. It ends those of a failed launch.
+        name: Name of the launch, starting with its part.
+        job: Job of the ranks.
+        left_s: Remaining time of the run. With too little, the launch does not start.
     """
     part, started_s = name.split()[0], time.monotonic()
     result: Found = {"job": asdict(job)}
     if left_s < job.seconds + START_S / 3:
         return {
             **result,
-            "failed": f"{left_s:.0f} s are left, too few to begin; name fewer --parts",
+            "failed": f"only {left_s:.0f} s are left, too few to start; give fewer --parts",
         }
     try:
         work = getattr(gpu_ranks, part)
         timeout_s = min(3 * job.seconds + START_S, left_s)
         found = pool.run(work, len(job.devices), job, timeout_s=timeout_s)[0]
         result |= {"found": found, "figures": _FIGURES[part](found)}
-    except Exception as error:  # the other parts may still be of use
+    except Exception as error:  # the other parts may still succeed
         result["failed"] = f"{type(error).__name__}: {error}"
     return {**result, "took_s": time.monotonic() - started_s}
 
 
 def machine(device: str, *, quick: bool) -> Found:
-    """Return what the figures were measured on, and when."""
+    """Return date, hardware and versions of the measurement."""
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "device": torch.cuda.get_device_name(0) if device != "cpu" else "cpu (a rehearsal)",
@@ -353,45 +354,47 @@ def machine(device: str, *, quick: bool) -> Found:
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """Return what is asked for; exit where it cannot be."""
+    """Parse the command line. Exit if it is invalid."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--parts", default=",".join(PARTS), help=f"of {', '.join(PARTS)} (all)")
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu rehearses")
+    parser.add_argument("--parts", default=",".join(PARTS), help=f"some of {', '.join(PARTS)}")
+    parser.add_argument(
+        "--device", choices=("cuda", "cpu"), default="cuda", help="cpu is a rehearsal"
+    )
     parser.add_argument("--quick", action="store_true", help="small nets, short times")
-    parser.add_argument("--out", type=Path, help="write the figures here as JSON")
-    asked = parser.parse_args(arguments)
-    asked.parts = asked.parts.split(",")
-    for part in asked.parts:
+    parser.add_argument("--out", type=Path, help="file for the figures, as JSON")
+    args = parser.parse_args(arguments)
+    args.parts = args.parts.split(",")
+    for part in args.parts:
         if part not in PARTS:
-            parser.error(f"there is no part {part!r}; parts are {', '.join(PARTS)}")
-    return asked
+            parser.error(f"unknown part {part!r}: expected one of {', '.join(PARTS)}")
+    return args
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run all parts asked for; return the exit code."""
-    asked = parse(arguments)
-    if asked.device == "cuda" and not torch.cuda.is_available():
+    """Run the requested parts. Return the exit code."""
+    args = parse(arguments)
+    if args.device == "cuda" and not torch.cuda.is_available():
         print(
-            "this needs an NVIDIA GPU and a torch built for CUDA, and torch sees none; "
-            "--device cpu --quick rehearses without",
+            "this benchmark needs an NVIDIA GPU and a torch built for CUDA, but torch found none; "
+            "use --device cpu --quick for a rehearsal without one",
             file=sys.stderr,
         )
         return 2
-    device = "cuda:0" if asked.device == "cuda" else "cpu"
+    device = "cuda:0" if args.device == "cuda" else "cpu"
     steady()
     end_s = time.monotonic() + LIMIT_S
-    results: Found = {**machine(device, quick=asked.quick), "launches": {}}
+    results: Found = {**machine(device, quick=args.quick), "launches": {}}
     print(", ".join(f"{key} {value}" for key, value in results.items() if key != "launches"))
     cores = sorted(os.sched_getaffinity(0))
     with RankPool() as pool:
-        for part in asked.parts:
-            for name, job in launches(part, device, cores, quick=asked.quick).items():
+        for part in args.parts:
+            for name, job in launches(part, device, cores, quick=args.quick).items():
                 done = perform(pool, name, job, end_s - time.monotonic())
                 results["launches"][name] = done
                 print("\n".join(lines(name, done)), flush=True)
-                if asked.out:
-                    asked.out.parent.mkdir(parents=True, exist_ok=True)
-                    asked.out.write_text(json.dumps(results, indent=1) + "\n")
+                if args.out:
+                    args.out.parent.mkdir(parents=True, exist_ok=True)
+                    args.out.write_text(json.dumps(results, indent=1) + "\n")
     return 1 if any("failed" in done for done in results["launches"].values()) else 0
 
 

@@ -1,6 +1,6 @@
-"""What each rank of `gpu.py` does: one function per part, the same calls in the same order on all.
+"""The ranks of `gpu.py`: one function per part, with the same collective calls on all ranks.
 
-Each returns JSON types. Nothing here judges; that is `gpu.py`'s, which needs no process for it.
+Each function returns JSON types. `gpu.py` computes the figures from them, without processes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from evenstride.trace.run_log import RunLog
 
 Found = dict[str, Any]
 
-_FEWEST = 8  # samples per worker, so that a share is not too coarse
+_FEWEST = 8  # samples per worker, so that shares are fine enough
 _MOST = 16_384  # samples of one worker
 
 
@@ -35,14 +35,14 @@ class Job:
     """One launch.
 
     Args:
-        devices: of the ranks, in rank order, such as ``cuda:0``.
-        cores: of the ranks.
-        net: to train.
-        seconds: that measuring should take.
-        step_s: what a balanced step should take.
-        equal_s: longest step of an equal split that is borne.
-        block_s: what a stretch of steps of one arm should take.
-        cold_steps: of an arm before it is measured.
+        devices: Devices of the ranks, such as ``cuda:0``, in rank order.
+        cores: Cores of the ranks.
+        net: Net to train.
+        seconds: Time to spend on measuring.
+        step_s: Wanted time of a balanced step.
+        equal_s: Longest acceptable step of the equal split.
+        block_s: Wanted time of a block of steps of one arm.
+        cold_steps: Steps of an arm before it is measured.
     """
 
     devices: tuple[str, ...]
@@ -56,7 +56,7 @@ class Job:
 
 
 def cluster(rank: int, job: Job) -> Found:
-    """Return the blocks of equal, adaptive and some fixed splits, and the curves around them."""
+    """Return blocks of equal, adaptive and some fixed splits, and curves before and after them."""
     place = take(rank, job.devices, job.cores)
     bench = Bench(place, job.net)
     rates = place.gathered(bench.samples_per_s(job.step_s, _MOST))
@@ -80,7 +80,7 @@ def cluster(rank: int, job: Job) -> Found:
     for arm in arms.values():
         arm.close()
     return {
-        **told(place, data.batch),
+        **described(place, data.batch),
         "rates": rates,
         "before": before,
         "after": after,
@@ -92,7 +92,7 @@ def cluster(rank: int, job: Job) -> Found:
 
 
 def sharing(rank: int, job: Job) -> Found:
-    """Return the blocks of equal and adaptive splits, with and without a rival beside rank 1."""
+    """Return blocks of equal and adaptive splits, without and with a rival of rank 1."""
     place = take(rank, job.devices, job.cores)
     rates = place.gathered(Bench(place, job.net).samples_per_s(job.step_s, _MOST))
     data = Images(batch_for(rates, job.step_s, job.equal_s), place.device)
@@ -110,17 +110,17 @@ def sharing(rank: int, job: Job) -> Found:
     if rank == 1:
         with rival(place.device):
             burdened = phase()
-            place.start_s()  # nobody is still measuring when it ends
+            place.start_s()  # no rank still measures when the rival ends
     else:
         burdened = phase()
         place.start_s()
     for arm in arms.values():
         arm.close()
-    return {**told(place, data.batch), "calm": calm, "burdened": burdened}
+    return {**described(place, data.batch), "calm": calm, "burdened": burdened}
 
 
 def budget(rank: int, job: Job) -> Found:
-    """Return the blocks of plain training, the same again, and evenstride; and its own time."""
+    """Return blocks of plain training, the same again, and evenstride, with its own time."""
     place = take(rank, job.devices, job.cores)
     batch = batch_of_step(place, job)
     data = Images(batch, place.device)
@@ -136,16 +136,16 @@ def budget(rank: int, job: Job) -> Found:
     for arm in arms.values():
         arm.close()
     own_s = (own_after_s - own_before_s) / (steps_after - steps_before)
-    return {**told(place, batch), "blocks": blocks, "own_s": place.gathered(own_s)}
+    return {**described(place, batch), "blocks": blocks, "own_s": place.gathered(own_s)}
 
 
 def timing(rank: int, job: Job) -> Found:
-    """Return true and read seconds of rank 0's own work, step by step, by several truths.
+    """Return true and read busy times of rank 0 in each step, by several references.
 
-    ``host``: `evenstride.lab.doctor.bench_run.timing`, which waits for the device
-    at every gradient.
-    ``worker 0 waits``, ``others wait``: events of our own in the stream of steps that are
-    otherwise as usual, a few of them under torch's profiler.
+    ``host``: `evenstride.lab.doctor.bench_run.timing`, which waits for the device at every
+    gradient.
+    ``worker 0 waits``, ``others wait``: separate events in the stream of normal steps, a few of
+    them under torch's profiler.
     """
     place = take(rank, job.devices, job.cores)
     plan = BenchBudget(timing_s=0.3 * job.seconds, step_s=job.step_s, block_s=0.4 * job.block_s)
@@ -157,11 +157,11 @@ def timing(rank: int, job: Job) -> Found:
         wanted_s = [job.step_s * (mine if k == 0 else others) for k in range(len(rates))]
         shares = [max(1, round(r * t)) for r, t in zip(rates, wanted_s, strict=True)]
         found[name] = _regime(place, job, tuple(shares))
-    return {**told(place, 0), **found}
+    return {**described(place, 0), **found}
 
 
 def _regime(place: BenchRank, job: Job, shares: Shares) -> Found:
-    """Return rank 0's steps under fixed shares: true and read times, and the profiler's kernels."""
+    """Return true and read times of rank 0 under fixed shares, and the profiler's kernel time."""
     policy, data = "static:" + ",".join(map(str, shares)), Images(sum(shares), place.device)
     with tempfile.TemporaryDirectory(prefix="evenstride-gpu-") as folder:
         trace = Path(folder) / TRACE_NAME if place.rank == 0 else None
@@ -171,7 +171,7 @@ def _regime(place: BenchRank, job: Job, shares: Shares) -> Found:
         kernels_s, profiled_s = profiled_steps(arm, steps)
         profiled = range(steps, 2 * steps)
         times_s += profiled_s
-        # The exchanges meanwhile report the steps above.
+        # The exchanges during these steps report the steps above.
         for _ in in_turns(place, 0.3 * job.seconds, 1):
             times_s += marked_steps(arm, steps)
         arm.close()
@@ -188,11 +188,11 @@ def _regime(place: BenchRank, job: Job, shares: Shares) -> Found:
 
 
 def marked_steps(arm: Arm, steps: int) -> list[tuple[float, float]]:
-    """Train some steps; return the seconds of own work in each, and of the whole of it.
+    """Train some steps. Return the busy time and the whole time of each in seconds.
 
-    By marks of our own in the stream, read when all is over: own work is all but what lies between
-    this rank's last gradient and the end of the backward pass. The hooks are on the parameters,
-    where `Stride` has none.
+    Separate marks in the stream are read after the last step. The busy time is the whole time
+    except the time from this rank's last gradient to the end of the backward pass. The hooks are on
+    the parameters, where `Stride` has none.
     """
     place, ready, marks = arm.place, list[Any](), list[tuple[Any, Any, Any]]()
 
@@ -222,10 +222,10 @@ def marked_steps(arm: Arm, steps: int) -> list[tuple[float, float]]:
 
 
 def profiled_steps(arm: Arm, steps: int) -> tuple[float | None, list[tuple[float, float]]]:
-    """Train some steps; return the seconds per step in which rank 0's device computed, and times.
+    """Train some steps. Return the computing time of rank 0's device per step, and step times.
 
-    The first by torch's profiler: ``None`` where it sees nothing, and on the other ranks. The
-    second as `marked_steps`.
+    torch's profiler measures the computing time. It is ``None`` if the profiler sees no kernel, and
+    on other ranks. The step times are those of `marked_steps`.
     """
     if arm.place.rank != 0:
         return None, marked_steps(arm, steps)
@@ -239,7 +239,7 @@ def profiled_steps(arm: Arm, steps: int) -> tuple[float | None, list[tuple[float
 
 
 def _computes(event: Any, *, cuda: bool) -> bool:
-    """Return whether a profiled event is computing: no copy, no waiting, no name for a stretch."""
+    """Return whether a profiled event is computation, not a copy, a wait or an annotation."""
     if not cuda:
         return bool(event.name.startswith("aten::"))
     on_card = str(event.device_type).endswith("CUDA")
@@ -261,7 +261,7 @@ def covered(spans: Sequence[tuple[float, float]]) -> float:
 
 
 def read_s(trace: Path) -> dict[int, float]:
-    """Return worker 0's busy times that were reported, by step."""
+    """Return the reported busy times of worker 0, by step."""
     read: dict[int, float] = {}
     for seen in RunLog(trace).observations:
         if seen.worker == 0 and seen.modelled:
@@ -272,9 +272,9 @@ def read_s(trace: Path) -> dict[int, float]:
 def in_blocks(
     place: BenchRank, arms: dict[str, Arm], seconds: float, block_s: float
 ) -> dict[str, list[float]]:
-    """Run blocks of all arms for some seconds, each round in another order; return times per step.
+    """Run blocks of all arms for some seconds, and return their step times.
 
-    A round has one block of every arm; blocks of the same round belong together.
+    A round has one block of every arm, in random order. Blocks of the same round form pairs.
     """
     names, numbers, shuffler = list(arms), dict[str, int](), random.Random(0)
     for name in names:
@@ -282,14 +282,14 @@ def in_blocks(
         numbers[name] = min(max(round(block_s / step_s), 3), 200)
     times_s: dict[str, list[float]] = {name: [] for name in names}
     for _ in in_turns(place, seconds, 1):
-        shuffler.shuffle(names)  # alike on all ranks
+        shuffler.shuffle(names)  # in the same order on all ranks
         for name in names:
             times_s[name].append(arms[name].block(numbers[name]))
     return place.agreed(times_s)
 
 
 def batch_of_step(place: BenchRank, job: Job) -> int:
-    """Return the global batch whose plain, equal step takes about a step's time; collective."""
+    """Return the global batch whose plain, equal step takes ``job.step_s``. A collective call."""
     rates = place.gathered(Bench(place, job.net).samples_per_s(job.step_s, _MOST))
     share = max(1, round(job.step_s * min(rates)))
     for _ in range(3):
@@ -305,12 +305,12 @@ def batch_of_step(place: BenchRank, job: Job) -> int:
 def batch_for(rates: Sequence[float], step_s: float, equal_s: float) -> int:
     """Return the global batch whose balanced step takes about ``step_s``.
 
-    Smaller where its equal split would keep the slowest worker for more than ``equal_s``.
+    It is smaller if a step of the equal split would take longer than ``equal_s``.
 
     Args:
-        rates: samples per second of each worker.
-        step_s: wanted time of a balanced step.
-        equal_s: longest time of an equal one.
+        rates: Samples per second of each worker.
+        step_s: Wanted time of a balanced step.
+        equal_s: Longest time of a step of the equal split.
     """
     workers = len(rates)
     share = min(step_s * sum(rates) / workers, equal_s * min(rates))
@@ -318,15 +318,16 @@ def batch_for(rates: Sequence[float], step_s: float, equal_s: float) -> int:
 
 
 def calibration_sizes(rate: float, rates: Sequence[float], batch: int) -> list[int]:
-    """Return the three sizes to calibrate a worker at: about its share, and the equal one."""
+    """Return three sizes for calibrating a worker: two near its share, and the equal share."""
     share, equal = batch * rate / sum(rates), batch / len(rates)
     return [max(1, round(size)) for size in (0.6 * share, share, equal)]
 
 
 def fixed_splits(best: Shares, adaptive: Shares) -> list[Shares]:
-    """Return the fixed splits to run, each once: the calibrated best, adaptive's, two neighbours.
+    """Return the distinct fixed splits to run: the calibrated best, adaptive's, two neighbours.
 
-    In a neighbour all but the worker with most samples have a tenth more or fewer, at least one.
+    In a neighbour, all workers but the one with the largest share have a tenth more or fewer
+    samples, at least one.
 
     >>> fixed_splits((90, 20, 10), (90, 20, 10))
     [(90, 20, 10), (87, 22, 11), (93, 18, 9)]
@@ -339,8 +340,8 @@ def fixed_splits(best: Shares, adaptive: Shares) -> list[Shares]:
     return [split for split in dict.fromkeys(splits) if min(split) > 0]
 
 
-def told(place: BenchRank, batch: int) -> Found:
-    """Return what a part's figures are about."""
+def described(place: BenchRank, batch: int) -> Found:
+    """Return devices, backend and global batch of a part."""
     return {
         "devices": [device.name for device in place.devices],
         "kinds": [device.kind for device in place.devices],

@@ -1,4 +1,4 @@
-"""What the ranks of `gpu.py` train, and how: nets, images, arms, marks and a rival for the card."""
+"""Training in the ranks of `gpu.py`: nets, images, arms, marks and a rival for the card."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from evenstride.runtime.engines.device_support import read_device
 from evenstride.runtime.launching.die_with_parent import die_with_parent
 
 SIDE, CLASSES = 32, 10
-POOL = 1_024  # different images; an epoch goes through them many times
+POOL = 1_024  # different images; an epoch uses each many times
 EPOCH_STEPS = 64
-_GROUPS = 8  # of channels that are normalised together
-_WARM_STEPS = 1  # at the start of a block, for the caches that other arms have emptied
+_GROUPS = 8  # groups of channels that are normalised together
+_WARM_STEPS = 1  # at the start of a block, because other arms have evicted the caches
 
 
 class Residual(nn.Module):
-    """Two convolutions beside a shortcut.
+    """Two convolutions with a shortcut.
 
-    Normalised by groups of channels: batch norm would depend on how a batch is split.
+    It uses group norm, because batch norm would depend on the split.
     """
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
@@ -84,24 +84,24 @@ NETS: dict[str, Callable[[int], nn.Module]] = {"resnet": resnet, "cnn": cnn}
 
 @dataclass(frozen=True, slots=True)
 class Net:
-    """A net by name and width; the same weights wherever it is made."""
+    """A net by name and width. Its initial weights are the same everywhere."""
 
     name: str
     width: int
 
     def made(self) -> nn.Module:
-        """Return a new one, on the CPU."""
+        """Return a new net on the CPU."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             return NETS[self.name](self.width)
 
 
 class Images(Dataset[Any]):
-    """Random images on the device, fetched a batch at a time.
+    """Random images on a device, fetched in batches.
 
     Args:
-        batch: global batch to train them with; an epoch is a multiple of it.
-        device: to keep them on.
+        batch: Global batch. An epoch is a multiple of it.
+        device: Device that holds the images.
     """
 
     def __init__(self, batch: int, device: torch.device) -> None:
@@ -122,14 +122,14 @@ class Images(Dataset[Any]):
 
 
 class Arm(bench_run.BenchArm):
-    """One of lab's arms, with a net to choose, that warms up before each block.
+    """An arm of the lab with a given net, which warms up before each block.
 
     Args:
-        place: of this rank.
-        net: to train.
-        data: with the global batch.
-        policy: of the `Stride` that splits it; ``None`` for plain PyTorch.
-        trace: where the leader records it.
+        place: Place of this rank.
+        net: Net to train.
+        data: Images and global batch.
+        policy: Policy of the `Stride`, or ``None`` for plain PyTorch.
+        trace: Trace file of the leader.
     """
 
     def __init__(
@@ -141,27 +141,27 @@ class Arm(bench_run.BenchArm):
         trace: Path | None = None,
     ) -> None:
         self.steps = 0
-        # Comparing weights now and then is no part of a step.
+        # Comparing weights is not part of a step.
         super().__init__(place, data, policy, trace, net=net.made(), drift_check=0)
 
     def block(self, steps: int) -> float:
-        """Train some steps, all ranks starting together; return the mean time of one."""
+        """Train some steps, with all ranks starting together. Return the mean step time."""
         for _ in range(_WARM_STEPS):
             self.step()
         return super().block(steps)
 
     def backward(self) -> None:
-        """Fetch, forward and backward pass of a step."""
+        """Run fetch, forward and backward pass of a step."""
         self.steps += 1
         super().backward()
 
 
 class Bench:
-    """Trains a net of its own, alone, on batches of any size.
+    """Trains a separate net without other ranks, on batches of any size.
 
     Args:
-        place: of this rank.
-        net: to train.
+        place: Place of this rank.
+        net: Net to train.
     """
 
     def __init__(self, place: BenchRank, net: Net) -> None:
@@ -171,20 +171,23 @@ class Bench:
         self._images = Images(1, place.device)
 
     def samples_per_s(self, step_s: float, most: int) -> float:
-        """Return the speed at a batch that takes a good part of ``step_s``; all ranks measure."""
+        """Return the speed at a batch that takes at least a third of ``step_s``.
+
+        All ranks measure at the same time.
+        """
         self._place.start_s()
         size = 4
         while True:
-            # The first few steps of a size allocate, and on a card choose their algorithms.
+            # The first few steps of a size allocate memory and, on a card, choose algorithms.
             times_s = [self._step_s(size) for _ in range(4)][2:]
             if min(times_s) >= step_s / 3 or 2 * size > most:
                 return size / min(times_s)
             size *= 2
 
     def curve(self, sizes: Sequence[int], seconds: float) -> list[tuple[int, float]]:
-        """Return each size with its mean step time; all ranks measure at the same time.
+        """Return each size with its mean step time. All ranks measure at the same time.
 
-        Every rank measures as many sizes, some of which may be alike.
+        Every rank must give the same number of sizes. Sizes may be equal.
         """
         curve = []
         for size in sizes:
@@ -196,7 +199,7 @@ class Bench:
         return curve
 
     def communication_s(self, repeats: int = 15) -> float:
-        """Return the median time of averaging the gradients' bytes; collective."""
+        """Return the median time of an all-reduce of the gradients. A collective call."""
         elements = sum(p.numel() for p in self._net.parameters())
         numbers, times_s = torch.zeros(elements, device=self._place.device), list[float]()
         for _ in range(repeats):
@@ -215,7 +218,7 @@ class Bench:
 
 
 def mark(place: BenchRank) -> Any:
-    """Return a point in the device's stream of work; on a CPU, the clock's reading."""
+    """Return an event in the current stream of the device, or the time on a CPU."""
     if place.device.type != "cuda":
         return time.perf_counter()
     event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
@@ -224,16 +227,16 @@ def mark(place: BenchRank) -> Any:
 
 
 def between_s(first: Any, second: Any) -> float:
-    """Return the seconds between two points that the device has passed."""
+    """Return the seconds between two marks that the device has passed."""
     if isinstance(first, float):
         return float(second - first)
     return float(first.elapsed_time(second)) / 1e3
 
 
 def steady() -> None:
-    """Set what makes times mean something in processes started from now on, and whose they are."""
+    """Set environment variables that make times in new processes reproducible."""
     os.environ["GPU_BENCHMARK_PID"] = str(os.getpid())
-    # Without these glibc hands large blocks back to the kernel at every step, unevenly.
+    # Without these, glibc returns large blocks to the kernel at irregular steps.
     os.environ.setdefault("MALLOC_MMAP_THRESHOLD_", "1000000000")
     os.environ.setdefault("MALLOC_TRIM_THRESHOLD_", "1000000000")
     for name in ("TRACE", "POLICY", "MAX_STEPS", "CALIBRATE"):
@@ -241,12 +244,12 @@ def steady() -> None:
 
 
 def take(rank: int, devices: Sequence[str], cores: Sequence[Sequence[int]]) -> BenchRank:
-    """Bind this process to its cores and device; return its place. Collective.
+    """Bind this process to its cores and device. Return its place. A collective call.
 
     Args:
-        rank: of this process.
-        devices: of all ranks, such as ``cuda:0``.
-        cores: of all ranks.
+        rank: Rank of this process.
+        devices: Devices of all ranks, such as ``cuda:0``.
+        cores: Cores of all ranks.
     """
     die_with_parent()
     bind(cores[rank])
@@ -262,7 +265,7 @@ def take(rank: int, devices: Sequence[str], cores: Sequence[Sequence[int]]) -> B
 
 
 def bind(cores: Sequence[int]) -> None:
-    """Bind all threads of this process to some cores, and compute with as many threads."""
+    """Bind all threads of this process to some cores, and use one torch thread per core."""
     for task in Path("/proc/self/task").glob("*"):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.sched_setaffinity(int(task.name), cores)
@@ -271,10 +274,10 @@ def bind(cores: Sequence[int]) -> None:
 
 @contextlib.contextmanager
 def rival(device: torch.device) -> Iterator[None]:
-    """Keep the device busy with matrix products beside the training, on a stream of their own.
+    """Keep the device busy with matrix products on a separate stream during training.
 
-    In the same process, so that they compete with this worker alone where the device's time is
-    shared out among processes.
+    They run in the same process, so that they compete with this worker only, if the device
+    time-slices between processes.
     """
     stop = threading.Event()
     work = threading.Thread(target=_multiply, args=(device, stop), daemon=True)
@@ -303,7 +306,7 @@ def _multiply(device: torch.device, stop: threading.Event) -> None:
         event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
         event.record(stream)
         queued.append(event)
-        if len(queued) > 2:  # the card never runs dry, and little is left when this ends
+        if len(queued) > 2:  # keeps the card busy, with little left to do at the end
             queued.pop(0).synchronize()
     stream.synchronize()
 

@@ -1,4 +1,4 @@
-"""What the rows of the suite say: where adaptive is behind, and whether it reaches its aims."""
+"""Evaluates the suite: where adaptive is behind other policies, and whether it meets its aims."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ COLD, AFTER_CHANGE = "steps_to_95_cold", "steps_to_95_after_change"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Place:
-    """All that is known of one scenario at one lag.
+    """The results of one scenario at one lag.
 
     Args:
-        scenario: its name.
-        lag: in all rows.
-        changes: of each seed, whether anything changes while there is time to follow it.
-        rows: of each policy, in the same order of seeds.
+        scenario: Name of the scenario.
+        lag: Lag of all rows.
+        changes: For each seed, whether any speed changes early enough to be followed.
+        rows: Rows of each policy, in the same order of seeds.
     """
 
     scenario: str
@@ -34,22 +34,22 @@ class Place:
     rows: dict[str, tuple[ScoreRow, ...]]
 
     def each(self, policy: str, figure: str) -> FloatArray:
-        """Return a figure of a policy for each seed, not a number where it has none."""
+        """Return a figure of a policy for each seed, NaN if it is missing."""
         values = [getattr(row, figure) for row in self.rows[policy]]
         known = [math.nan if value is None else value for value in values]
         return np.array(known, dtype=np.float64)
 
     def mean(self, policy: str, figure: str = "efficiency_mean") -> float:
-        """Return the mean of a figure over the seeds that have it, not a number if none has."""
+        """Return the mean of a figure over the seeds that have it, NaN if none has."""
         values = self.each(policy, figure)
         known = values[~np.isnan(values)]
         return float(known.mean()) if len(known) else math.nan
 
     def steps(self, figure: str) -> tuple[float, float]:
-        """Return median and 90th percentile of ours, infinite for never.
+        """Return median and 90th percentile of adaptive's steps, infinite for never.
 
-        Seeds in which nothing changes have nothing to find after a change and do not count; if
-        none is left, neither is a number.
+        For steps after a change, seeds without a change do not count. Without any seed, both are
+        NaN.
         """
         counts = self.changes if figure == AFTER_CHANGE else (True,) * len(self.changes)
         rows = zip(self.rows[OURS], counts, strict=True)
@@ -58,18 +58,18 @@ class Place:
 
     @property
     def of_informed(self) -> float:
-        """What part of an informed controller's efficiency is ours, over all seeds."""
+        """Mean ratio of adaptive's efficiency to that of an informed controller."""
         return float((self.each(OURS, "efficiency_mean") / self.each(OURS, "informed")).mean())
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Adaptive against the best of the others.
+    """Adaptive compared with the best other policy.
 
     Args:
-        best: which that is, by its mean over the seeds.
-        ahead: by what part of it ours is better, below 0 if it is worse; mean of the pairs.
-        interval: of that mean, 95 %; ``None`` for a single seed.
+        best: The other policy with the best mean over the seeds.
+        ahead: Mean relative lead of adaptive over the seeds, negative if it is behind.
+        interval: 95 % interval of that mean; ``None`` for a single seed.
     """
 
     best: str
@@ -78,7 +78,7 @@ class Comparison:
 
     @property
     def behind(self) -> bool:
-        """Whether ours is worse by more than is allowed."""
+        """Whether adaptive is behind by more than the allowance."""
         return self.ahead < -MOST_BEHIND
 
     def __str__(self) -> str:
@@ -88,7 +88,7 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A figure that has to be reached."""
+    """A figure that adaptive has to reach."""
 
     name: str
     seen: str
@@ -96,7 +96,7 @@ class Check:
 
 
 def compare(place: Place, figure: str = "efficiency_mean") -> Comparison | None:
-    """Return how far ours is ahead of the best of the others; ``None`` if there is no other."""
+    """Compare adaptive with the best other policy. Return ``None`` if there is no other."""
     others = [policy for policy in place.rows if policy != OURS]
     if not others:
         return None
@@ -106,13 +106,13 @@ def compare(place: Place, figure: str = "efficiency_mean") -> Comparison | None:
 
 
 def is_behind(place: Place, figure: str) -> bool:
-    """Return whether ours is behind the best of the others by more than is allowed."""
+    """Return whether adaptive is behind the best other policy by more than the allowance."""
     against = compare(place, figure)
     return against is not None and against.behind
 
 
 def marks(place: Place) -> str:
-    """Return what is wrong with ours in this place, empty if nothing is."""
+    """Return marks for the problems of adaptive in this place, empty without problems."""
     wrong = {
         "low": place.of_informed < LEAST_OF_INFORMED,
         "FLAG": is_behind(place, "efficiency_mean"),
@@ -122,7 +122,7 @@ def marks(place: Place) -> str:
 
 
 def checks(places: Sequence[Place]) -> Iterator[Check]:
-    """Yield the figures that adaptive has to reach, as far as their scenarios were run."""
+    """Yield the checks whose scenarios were run."""
     for place in places:
         if place.scenario == "reference":
             yield from reference_checks(place)
@@ -133,12 +133,12 @@ def checks(places: Sequence[Place]) -> Iterator[Check]:
 
 
 def reference_checks(place: Place) -> Iterator[Check]:
-    """Yield those of the reference scenario, noise 5 % with 1 % spikes."""
+    """Yield the checks of the reference scenario, with 5 % noise and 1 % spikes."""
     where, lag = f"reference, lag {place.lag}", place.lag
     part, settled = place.of_informed, place.mean(OURS, "efficiency_settled")
-    beside = f"{place.mean(OURS):.4f} itself, efficiency {place.mean(OURS, 'efficiency'):.4f}"
+    itself = f"{place.mean(OURS):.4f} itself, efficiency {place.mean(OURS, 'efficiency'):.4f}"
     name = f"{where}: of informed at least {LEAST_OF_INFORMED}"
-    yield Check(name, f"{part:.4f} ({beside})", part >= LEAST_OF_INFORMED)
+    yield Check(name, f"{part:.4f} ({itself})", part >= LEAST_OF_INFORMED)
     name = f"{where}: settled at least {LEAST_OF_INFORMED}"
     yield Check(name, f"{settled:.4f}", settled >= LEAST_OF_INFORMED)
     for what, figure in (("cold", COLD), ("change", AFTER_CHANGE)):
@@ -148,14 +148,14 @@ def reference_checks(place: Place) -> Iterator[Check]:
 
 
 def counted(*steps: float) -> str:
-    """Return numbers of steps as they are shown."""
+    """Return numbers of steps as text."""
     if any(map(math.isnan, steps)):
         return "-"
     return "/".join("never" if math.isinf(value) else f"{value:g}" for value in steps)
 
 
 def policy_table(places: Sequence[Place], policies: Sequence[str]) -> Iterator[str]:
-    """Yield the mean efficiency of each policy, line by line."""
+    """Yield a table of the mean efficiency of each policy, line by line."""
     widths = {policy: 2 + max(6, len(policy)) for policy in policies}
     heads = "".join(f"{policy:>{width}}" for policy, width in widths.items())
     yield f"{'scenario':24}{'lag':>4}{'informed':>10}{heads}"
@@ -166,7 +166,7 @@ def policy_table(places: Sequence[Place], policies: Sequence[str]) -> Iterator[s
 
 
 def our_table(places: Sequence[Place]) -> Iterator[str]:
-    """Yield how adaptive fares, line by line."""
+    """Yield a table of adaptive's results, line by line."""
     yield (
         f"{'scenario':24}{'lag':>4}{'of inf.':>9}  {'against the best other, 95 %':<52}"
         f"{'effic.':>8}{'noisy':>8}{'settled':>9}{'cold':>9}{'change':>13}{'idle':>6}"
@@ -186,21 +186,21 @@ def our_table(places: Sequence[Place]) -> Iterator[str]:
 
 
 def verdict(places: Sequence[Place]) -> str:
-    """Return in one line where adaptive is behind, and by how much at most elsewhere."""
+    """Return one sentence on where adaptive is behind the best other policy."""
     compared = [against for place in places if (against := compare(place)) is not None]
     if not compared:
-        return "verdict: no other policy was run that adaptive could be compared with"
+        return "verdict: no other policy was run, so adaptive cannot be compared"
     low = sum(place.of_informed < LEAST_OF_INFORMED for place in places)
     little = sum(against.ahead < 0 and not against.behind for against in compared)
     return (
-        f"verdict: of {len(places)} scenarios and lags, adaptive is behind the best other policy "
+        f"verdict over {len(places)} scenarios and lags: adaptive is behind the best other policy "
         f"by more than {MOST_BEHIND:.0%} {listed(places, 'efficiency_mean')}, by less in {little}; "
         f"with noise (efficiency) by more than {MOST_BEHIND:.0%} {listed(places, 'efficiency')}; "
-        f"under {LEAST_OF_INFORMED} of informed in {low}"
+        f"below {LEAST_OF_INFORMED} of the informed controller in {low}"
     )
 
 
 def listed(places: Sequence[Place], figure: str) -> str:
-    """Return in which places ours is behind by more than is allowed."""
+    """Return the places in which adaptive is behind by more than the allowance."""
     names = [f"{place.scenario} (lag {place.lag})" for place in places if is_behind(place, figure)]
     return f"in {len(names)}: {', '.join(names)}" if names else "in none"

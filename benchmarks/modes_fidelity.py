@@ -1,21 +1,22 @@
-"""Modes of synchronisation simulated, against the same modes on really slowed workers.
+"""Compare simulated synchronisation modes with the same modes on throttled workers.
 
     python benchmarks/modes_fidelity.py [--speeds 0.8,0.4,0.16] [--steps 80] [--rounds 2] [--out F]
     python benchmarks/modes_fidelity.py --runs F      # simulates the runs of an earlier call again
 
-The package's own small script runs in the lab in each mode, with equal and with balanced shares,
-and before and after each run every worker is calibrated alone, all at the same time. A run is
-predicted from the two calibrations around it: their mean costs, and how much calibrated steps
-differ from one to the next as noise. So a machine that changes its own speed meanwhile, as shared
-ones do, changes both alike. Two numbers more are fitted, to the waits of the slowest worker by
-equal shares, which waits for no other: an all-reduce to `bsp`, and an update with a server to
-`bsp-ps`. All else is predicted: every other mode, and all modes with
-balanced shares. Samples per second are compared after the first 40 steps of each run, and the mean
-over the rounds; their scatter is beside it.
+The package's own small script runs in the lab in each mode, with equal and with balanced shares.
+Before and after each run, all workers calibrate at the same time without waiting for each other.
+The simulator predicts a run from the two calibrations around it: from their mean costs and, as
+noise, the differences between successive calibrated steps. So a change in the speed of the machine,
+as on shared machines, affects both equally.
 
-Where a machine drifts by tens of per cent from one minute to the next, calibrations around a run
-do not tell what it was like during the run. So beside the forecast there is what the simulator
-makes of the run with the workers' own speeds in it: what is left is the modes', not the machine's.
+Two more numbers are fitted: the time of an all-reduce to `bsp`, and that of an update with a
+parameter server to `bsp-ps`. They are waiting times of the slowest worker with equal shares, which
+waits for no other worker. All other modes, and all modes with balanced shares, are predicted. The
+benchmark compares samples per second after the first 40 steps, as means over the rounds.
+
+If a machine drifts by tens of percent per minute, calibrations around a run do not describe the
+run. So the table also has a simulation with the workers' own speeds in the run. Its error is that
+of the modes, not of the machine.
 """
 
 from __future__ import annotations
@@ -63,14 +64,14 @@ SEEDS = 3
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One run, and its workers as calibrated around it.
+    """One run, and its workers by the calibrations around it.
 
     Args:
-        sync: the mode.
-        policy: of the shares.
-        rates: that it came to.
-        workers: of the cluster that is simulated in its place.
-        drift: by how much the workers' speeds changed meanwhile.
+        sync: Synchronisation mode.
+        policy: Policy of the shares.
+        rates: Measured rates.
+        workers: Workers of the simulated cluster.
+        drift: Relative change of the workers' speeds during the run.
     """
 
     sync: str
@@ -81,7 +82,7 @@ class Measured:
 
     @property
     def waited_s(self) -> float:
-        """What the worker that waits for no other waited in each step: communication."""
+        """Communication time: the waiting time per step of the worker that waits for no other."""
         return min(one.waiting * one.period_s for one in self.rates.workers)
 
 
@@ -90,14 +91,14 @@ class Row:
     """One mode and policy, real and simulated, over all rounds.
 
     Args:
-        sync: the mode.
-        policy: of the shares.
-        real_per_s: samples per second, of each round.
-        simulated_per_s: the same as simulated, from the calibrations around each.
-        own_speed_per_s: the same with the workers' speeds as they were in the run.
-        real_staleness: mean of the updates' staleness; 0 where all wait for all.
-        simulated_staleness: the same as simulated.
-        drift: largest change of a worker's speed around a run.
+        sync: Synchronisation mode.
+        policy: Policy of the shares.
+        real_per_s: Measured samples per second of each round.
+        simulated_per_s: Simulated samples per second, from the calibrations around each run.
+        own_speed_per_s: Simulated samples per second with the workers' speeds in the run.
+        real_staleness: Measured mean staleness of the updates; 0 in synchronous modes.
+        simulated_staleness: Simulated mean staleness.
+        drift: Largest change of a worker's speed around a run.
     """
 
     sync: str
@@ -111,22 +112,22 @@ class Row:
 
     @property
     def error(self) -> float:
-        """By which part the simulated speed is off, over all rounds."""
+        """Relative error of the simulated speed, over all rounds."""
         return float(np.mean(self.simulated_per_s) / np.mean(self.real_per_s) - 1.0)
 
     @property
     def own_error(self) -> float:
-        """By which part it is off at the workers' own speeds."""
+        """Relative error at the workers' own speeds."""
         return float(np.mean(self.own_speed_per_s) / np.mean(self.real_per_s) - 1.0)
 
     @property
     def errors(self) -> list[float]:
-        """The same of each round."""
+        """Relative errors of the simulated speed in each round."""
         both = zip(self.simulated_per_s, self.real_per_s, strict=True)
-        return [told / real - 1.0 for told, real in both]
+        return [simulated / real - 1.0 for simulated, real in both]
 
     def line(self) -> str:
-        """Return the row as people read it."""
+        """Return the row as a line of the table."""
         fitted = "fitted" if (self.sync, self.policy) in FITTED else ""
         return (
             f"{self.sync:22}{self.policy:10}{np.mean(self.real_per_s):>8.0f}"
@@ -156,28 +157,28 @@ def measured(session: Session) -> Iterator[Measured]:
 
 
 def calibrated(session: Session, name: str) -> tuple[list[Curve], list[float]]:
-    """Return every worker's curve, and the scatter of its steps."""
+    """Return the curve of each worker, and the scatter of its steps."""
     curves = session.calibrate(name)
     folder = session.plan.folder / name
     return curves, [scatter(folder / f"worker-{k}.jsonl") for k in range(len(curves))]
 
 
 def scatter(trace: Path) -> float:
-    """Return by which part a lone worker's step differs from the mean of its size.
+    """Return the relative scatter of the steps of a calibrated worker.
 
-    From one step to the next, as a machine that wanders is in the mean times already; and by the
-    median of that, as what happens seldom is in them, too.
+    It is the median difference of successive steps. So drift of the machine does not count, nor do
+    rare outliers. Both are in the mean times already.
     """
     kept = [undisturbed_s(seen) for seen in RunLog(trace).observations if seen.modelled]
     apart = [np.abs(np.diff(one)) / np.mean(one) for one in kept if len(one) > 1]
-    # Of normal values, the median of the differences is 0.6745 times sqrt(2) deviations.
+    # For normal values, the median difference is 0.6745 times sqrt(2) standard deviations.
     return min(float(np.median(np.concatenate(apart))) / (0.6745 * 2**0.5), 1.0)
 
 
 def groups(
     before: tuple[list[Curve], list[float]], after: tuple[list[Curve], list[float]]
 ) -> tuple[WorkerGroup, ...]:
-    """Return the workers as two calibrations tell of them."""
+    """Return the workers by the mean of two calibrations."""
     model = true_model(mean_curves(before[0], after[0]))
     both = zip(model.fixed_s, model.per_sample_s, before[1], after[1], strict=True)
     return tuple(
@@ -192,10 +193,10 @@ def groups(
 
 
 def fitted_s(runs: Sequence[Measured]) -> tuple[float, float]:
-    """Return what an all-reduce takes, and the slowest worker's update with a server.
+    """Return the times of an all-reduce, and of an update of the slowest worker with a server.
 
-    By equal shares, where the slowest worker waits for no other, so that its wait is communication.
-    On one machine that is its own processor's work, which packs and unpacks.
+    With equal shares, the slowest worker waits for no other, so its waiting time is communication.
+    On one machine, this is mostly work of its own processor, which packs and unpacks messages.
     """
     reduce_s, serve_s = (
         float(np.mean([run.waited_s for run in runs if (run.sync, run.policy) == arm]))
@@ -205,7 +206,7 @@ def fitted_s(runs: Sequence[Measured]) -> tuple[float, float]:
 
 
 def with_handling(workers: Sequence[WorkerGroup], slowest_s: float) -> list[WorkerGroup]:
-    """Return the workers with what each takes itself for an update: in proportion to its speed."""
+    """Return the workers with their own time for an update, inverse to their speed."""
     least = min(group.samples_per_s for group in workers)
     return [
         group.model_copy(update={"handling_s": slowest_s * least / group.samples_per_s})
@@ -216,7 +217,7 @@ def with_handling(workers: Sequence[WorkerGroup], slowest_s: float) -> list[Work
 def simulated(
     run: Measured, mode: SyncMode, steps: int, fitted: tuple[float, float]
 ) -> list[ModeResult]:
-    """Return what is simulated in place of a run: to its cold steps' end, and to its own end."""
+    """Simulate a run with several seeds, each to the end of the cold steps and to the end."""
     cold = min(BLOCK_STEPS, steps // 2)
     reduce_s, handling_s = fitted
     served = isinstance(mode, ParameterServerMode | Asynchronous | StaleSynchronous)
@@ -243,15 +244,15 @@ def simulated(
 
 
 def per_s(outcomes: Sequence[ModeResult]) -> float:
-    """Return samples per second between the cold steps' end and the end, over all seeds."""
+    """Return samples per second after the cold steps, over all seeds."""
     samples = sum(o.samples for o in outcomes[1::2]) - sum(o.samples for o in outcomes[::2])
     return samples / (sum(o.time_s for o in outcomes[1::2]) - sum(o.time_s for o in outcomes[::2]))
 
 
 def at_own_speed(run: Measured) -> Measured:
-    """Return a run with its workers as quick as they were in it.
+    """Return a run with the workers' speeds in that run.
 
-    What a worker without step in common waits for its messages is in its own time then.
+    In asynchronous modes, the time that a worker waits for its messages then counts as busy time.
     """
     all_own = zip(run.workers, run.rates.shares, run.rates.workers, strict=True)
     workers = [_as_busy(k, share, one.period_s * (1.0 - one.waiting)) for k, share, one in all_own]
@@ -270,44 +271,44 @@ def _as_busy(group: WorkerGroup, share: int, busy_s: float) -> WorkerGroup:
 def row(runs: Sequence[Measured], mode: SyncMode, steps: int, fitted: tuple[float, float]) -> Row:
     """Return one mode and policy, real and simulated."""
     free = runs[0].rates.staleness is not None
-    told = [simulated(run, mode, steps, fitted) for run in runs]
+    outcomes = [simulated(run, mode, steps, fitted) for run in runs]
     within = (fitted[0], 0.0) if free else fitted
     return Row(
         str(mode),
         runs[0].policy,
         tuple(run.rates.samples_per_s for run in runs),
-        tuple(map(per_s, told)),
+        tuple(map(per_s, outcomes)),
         tuple(per_s(simulated(at_own_speed(run), mode, steps, within)) for run in runs),
         float(np.mean([run.rates.staleness[0] if run.rates.staleness else 0.0 for run in runs])),
-        float(np.mean([one[-1].staleness.mean for one in told])) if free else 0.0,
+        float(np.mean([one[-1].staleness.mean for one in outcomes])) if free else 0.0,
         max(run.drift for run in runs),
     )
 
 
 def parsed() -> argparse.Namespace:
-    """Return what is asked for on the command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--speeds", default="0.8,0.4,0.16")
-    parser.add_argument("--steps", type=int, default=80, help="of each run (80)")
+    parser.add_argument("--steps", type=int, default=80, help="steps of each run (80)")
     parser.add_argument("--rounds", type=int, default=2, help="runs of each mode and policy (2)")
-    parser.add_argument("--runs", type=Path, help="runs of an earlier call, as --out wrote them")
-    parser.add_argument("--out", type=Path, help="a file for the rows, as JSON")
+    parser.add_argument("--runs", type=Path, help="file of an earlier call's --out")
+    parser.add_argument("--out", type=Path, help="file for the rows, as JSON")
     return parser.parse_args()
 
 
 def main() -> None:
-    """Run all modes, simulate them, and print how far the one is from the other."""
-    asked = parsed()
-    if asked.runs is not None:
-        report = json.loads(asked.runs.read_text())
-        runs, steps = [again(one) for one in report["runs"]], report.get("steps", asked.steps)
+    """Run all modes, simulate them, and print the errors."""
+    args = parsed()
+    if args.runs is not None:
+        report = json.loads(args.runs.read_text())
+        runs, steps = [again(one) for one in report["runs"]], report.get("steps", args.steps)
     else:
-        runs, steps = ran(asked), asked.steps
+        runs, steps = ran(args), args.steps
     fitted = fitted_s(runs)
     print(f"{'':32}{'samples per second':>19}{'':8}{'at own':>11}{'staleness':>16}")
-    print(f"{'mode':22}{'shares':10}{'real':>8}{'simulated':>11}{'off':>8}{'speed':>11}", end="")
+    print(f"{'mode':22}{'shares':10}{'real':>8}{'simulated':>11}{'error':>8}{'speed':>11}", end="")
     print(f"{'real':>8}{'sim.':>8}{'drift':>8}  {'each round':18}")
     rows = []
     for mode in MODES:
@@ -319,21 +320,21 @@ def main() -> None:
         f"fitted: an all-reduce {fitted[0] * 1e3:.1f} ms, the slowest worker's update with a "
         f"server {fitted[1] * 1e3:.1f} ms"
     )
-    if asked.out is not None:
+    if args.out is not None:
         all_runs = [plain(run) for run in runs]
         found = {"steps": steps, "rows": [asdict(one) for one in rows], "runs": all_runs}
-        asked.out.write_text(json.dumps(found))
+        args.out.write_text(json.dumps(found))
 
 
-def ran(asked: argparse.Namespace) -> list[Measured]:
-    """Run everything in the lab."""
+def ran(args: argparse.Namespace) -> list[Measured]:
+    """Run all modes in the lab."""
     with TemporaryDirectory() as folder:
         plan = LabPlan(
             command=(own_script(),),
-            speeds=parse_speeds(asked.speeds),
+            speeds=parse_speeds(args.speeds),
             policies=POLICIES,
-            steps=asked.steps,
-            repeats=asked.rounds,
+            steps=args.steps,
+            repeats=args.rounds,
             changes=(),
             folder=Path(folder),
             calibrate=True,
@@ -344,14 +345,14 @@ def ran(asked: argparse.Namespace) -> list[Measured]:
             return list(measured(session))
 
 
-def again(told: dict[str, Any]) -> Measured:
-    """Return a run from what `plain` has made of it."""
-    kept = told["rates"]
+def again(stored: dict[str, Any]) -> Measured:
+    """Return a run from the output of `plain`."""
+    kept = stored["rates"]
     workers = tuple(WorkerRates(**one) for one in kept["workers"])
     staleness = None if kept["staleness"] is None else tuple(kept["staleness"])
     found = Rates(**{**kept, "workers": workers, "staleness": staleness})
-    groups = tuple(WorkerGroup(**one) for one in told["workers"])
-    return Measured(told["sync"], told["policy"], found, groups, told["drift"])
+    groups = tuple(WorkerGroup(**one) for one in stored["workers"])
+    return Measured(stored["sync"], stored["policy"], found, groups, stored["drift"])
 
 
 def plain(run: Measured) -> dict[str, object]:

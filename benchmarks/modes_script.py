@@ -1,8 +1,8 @@
-"""A training script for `modes.py`: Fashion-MNIST until a test accuracy, in any mode.
+"""Training script of `modes.py`: Fashion-MNIST to a test accuracy, in any synchronisation mode.
 
-modes_script.py FOLDER DATA SEED ACCURACY MOST_EPOCHS SAMPLES BATCH RATE
+    modes_script.py FOLDER DATA SEED ACCURACY MOST_EPOCHS SAMPLES BATCH RATE
 
-Tests after each epoch, in which no time counts. Rank 0 writes ``end.json``.
+It tests after each epoch. The time of tests does not count. Rank 0 writes ``end.json``.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ TESTED = 4096
 
 
 def fashion(folder: Path, part: str, most: int) -> TensorDataset:
-    """Return images of one channel, about normal, and labels."""
+    """Return normalised images of one channel, and labels."""
     images, labels = read_images(folder, part)
     pixels = torch.from_numpy(images[:most].copy()).view(-1, 1, 28, 28).float() / 255
     return TensorDataset((pixels - 0.286) / 0.353, torch.from_numpy(labels[:most].astype("int64")))
 
 
 def net(seed: int) -> nn.Module:
-    """Return a small convolutional network: much to compute for few weights."""
+    """Return a small convolutional network, with much computation and few weights."""
     torch.manual_seed(seed)
     return nn.Sequential(
         *(nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
@@ -43,7 +43,7 @@ def net(seed: int) -> nn.Module:
 
 
 def accuracy(model: nn.Module, stride: evenstride.Stride, test: TensorDataset) -> float:
-    """Return the part of test images that are told right, over all ranks."""
+    """Return the fraction of test images that are classified correctly, over all ranks."""
     right = count = 0
     model.eval()
     with torch.no_grad():
@@ -55,7 +55,7 @@ def accuracy(model: nn.Module, stride: evenstride.Stride, test: TensorDataset) -
 
 
 def main() -> None:
-    """Train, test after each epoch, and note how it went."""
+    """Train, test after each epoch, and write the outcome."""
     folder, data = map(Path, sys.argv[1:3])
     seed, target, most_epochs = int(sys.argv[3]), float(sys.argv[4]), int(sys.argv[5])
     samples, batch, rate = int(sys.argv[6]), int(sys.argv[7]), float(sys.argv[8])
@@ -79,15 +79,15 @@ def main() -> None:
         spent_s += epochs_s[-1]
         seen.append(accuracy(module, stride, test))
     if dist.get_rank() == 0:
-        told = stride.summary().to_dict()
+        summary = stride.summary().to_dict()
         end = {
             "reached": seen[-1] >= target,
             "time_s": spent_s,
             "epochs_s": epochs_s,
             "accuracy": seen,
             "updates": stride.step,
-            "staleness": told["staleness"],
-            "shares": [worker["share"] for worker in told["workers"]],
+            "staleness": summary["staleness"],
+            "shares": [worker["share"] for worker in summary["workers"]],
         }
         (folder / "end.json").write_text(json.dumps(end))
     dist.barrier()

@@ -1,8 +1,8 @@
-"""Several hosts on one machine: network and process namespaces with addresses of their own.
+"""Several hosts on one machine, as network and process namespaces with their own addresses.
 
-Each host has its own network (one link to a bridge, as fast as asked for), host name and process
-ids, so that programs which tell machines apart do so here; to kill a host is to end all of its
-processes at once, as when a machine is taken away. They share the disk. Linux and root only.
+Each host has its own network (one link to a bridge, at a given rate), host name and process ids, so
+that programs see separate machines. Killing a host ends all of its processes at once, as when a
+machine is preempted. The hosts share the disk. This requires Linux and root.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ INTERFACE = "ev0"
 
 
 def cannot_have_hosts() -> str:
-    """Return why hosts cannot be made here; nothing if they can."""
+    """Return why hosts cannot be made here, or an empty text if they can."""
     if os.geteuid() != 0:
         return "network namespaces need root"
     missing = [tool for tool in ("ip", "tc", "unshare") if shutil.which(tool) is None]
@@ -44,14 +44,14 @@ def cannot_have_hosts() -> str:
 
 @dataclass(slots=True)
 class Host:
-    """One host; `start` runs programs on it.
+    """One host. `start` runs programs on it.
 
     Args:
-        name: its host name.
-        address: its IPv4 address.
-        space: name of its network namespace.
-        names: file that tells the addresses of all hosts, as its ``/etc/hosts``.
-        running: what was started on it and not yet waited for.
+        name: Host name.
+        address: IPv4 address.
+        space: Name of the network namespace.
+        names: File with the addresses of all hosts, mounted as ``/etc/hosts``.
+        running: Started programs that have not been waited for.
     """
 
     name: str
@@ -63,10 +63,10 @@ class Host:
     def start(
         self, command: Sequence[str], environment: Mapping[str, str], log: Path
     ) -> subprocess.Popen[bytes]:
-        """Start a program, with its output appended to a file; it ends with this process."""
+        """Start a program and append its output to a file. It ends with this process."""
         inside = ("unshare", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc")
-        # The first process of a process namespace takes no signals it has no handler for, so a
-        # shell stands there, hands them on, and returns what the program returned.
+        # The first process of a process namespace ignores signals without a handler. So the first
+        # process is a shell that forwards them and exits with the code of the program.
         script = (
             f'hostname {self.name}; mount --bind {self.names} /etc/hosts; "$@" & child=$!; '
             "trap 'kill -TERM $child 2>/dev/null' TERM; "
@@ -83,14 +83,14 @@ class Host:
         return process
 
     def terminate(self) -> None:
-        """Send SIGTERM to every program on it, as when a machine is shut down."""
+        """Send SIGTERM to every program on the host, as when a machine shuts down."""
         for process in self.running:
             for inner in _first_inside(process.pid):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(inner, signal.SIGTERM)
 
     def kill(self) -> None:
-        """End all of its processes at once, and wait until they have ended."""
+        """Kill all processes of the host at once, and wait until they have ended."""
         for process in self.running:
             for inner in _first_inside(process.pid):
                 with contextlib.suppress(ProcessLookupError):
@@ -101,7 +101,7 @@ class Host:
 
 
 def _first_inside(pid: int) -> list[int]:
-    """Return the processes that a started program's namespace hangs on, as seen from here."""
+    """Return the first processes in the namespace of a started program, by their outer pids."""
     children = Path(f"/proc/{pid}/task/{pid}/children")
     try:
         return [int(child) for child in children.read_text().split()]
@@ -113,17 +113,17 @@ def _first_inside(pid: int) -> list[int]:
 def hosts(
     number: int, *, rate_mbit: float | None = None
 ) -> Iterator[tuple[Host, tuple[Host, ...]]]:
-    """Make hosts that reach each other, and take them down again whatever happens.
+    """Create hosts that reach each other, and remove them at the end in any case.
 
     Args:
-        number: of the hosts.
-        rate_mbit: megabits per second that each may send; ``None`` for no limit.
+        number: Number of hosts.
+        rate_mbit: Rate at which each host may send, in Mbit/s; ``None`` for no limit.
 
     Yields:
-        One more host for what must outlive the others (a store), and the hosts.
+        An extra host for a process that must outlive the others, such as a store, and the hosts.
 
     Raises:
-        LimitError: the kernel or the rights do not allow it.
+        LimitError: The kernel or the user's rights do not allow it.
     """
     run = f"{os.getpid() % 100_000}n{next(_NUMBERS)}"
     bridge, subnet = f"evb{run}"[:15], f"10.{64 + os.getpid() % 64}.{next(_NUMBERS) % 250}"
@@ -167,8 +167,8 @@ def _run(*command: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise LimitError(
-            f"{' '.join(command)} was refused ({done.stderr.strip() or done.returncode}); several "
-            "hosts on one machine need Linux, root and network namespaces"
+            f"{' '.join(command)} failed ({done.stderr.strip() or done.returncode}); several hosts "
+            "on one machine need Linux, root and network namespaces"
         )
 
 

@@ -1,13 +1,13 @@
-"""What it costs to find workers and batch while training, against having known them.
+"""Measure the cost of finding workers and batch during training.
 
     python benchmarks/online.py --data FOLDER [--minutes 4] [--rounds 3] [--speeds ...] [--json]
 
-A small network trains on Fashion-MNIST, on workers that are limited to parts of a core. In each
-round it is trained twice, the same number of samples: once by ``evenstride plan --online``, and
-once in the configuration that was chosen there, from its start. Both are timed from their first
-step to the end of their processes; which comes first alternates. Two overheads are told: what the
-command itself reckons, and the difference of the two times as a part of the second, with the range
-over the rounds. (The configuration of the first round is used for a second run that comes first.)
+A small network trains on Fashion-MNIST, on workers that are limited to parts of a core. Each round
+trains the same number of samples twice: once with ``evenstride plan --online``, and once entirely
+in the configuration that the search chose. Both are timed from the first step to the end of their
+processes. Their order alternates: a known run that comes first uses the configuration of the
+previous round. The benchmark prints two overheads: the one that the command reports, and the
+relative difference of the two times, with the range over the rounds.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ GOAL, LIMIT = 0.02, 0.10
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What is trained, and how long."""
+    """The data, workers, batches and length of the trainings."""
 
     data: Path
     speeds: Speeds
@@ -49,7 +49,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One training with a search, and one without."""
+    """A training with a search and one without."""
 
     chosen: str
     searched_s: float
@@ -61,7 +61,7 @@ class Round:
 
     @property
     def overhead(self) -> float:
-        """By how much the search made it longer."""
+        """Relative increase of the time by the search."""
         return self.searched_s / self.known_s - 1
 
 
@@ -70,11 +70,11 @@ def say(line: str) -> None:
 
 
 def train(setting: Setting, workers: tuple[int, ...], batches: tuple[int, ...]) -> OnlineResult:
-    """Train once, choosing among some workers and batches."""
+    """Train once, with a search among some workers and batches."""
     with TemporaryDirectory(prefix="evenstride-online-") as name:
         folder = Path(name)
         command = (str(SCRIPT), str(folder / "saved"), str(setting.data), str(setting.epochs))
-        asked = OnlineRequest(
+        request = OnlineRequest(
             command=command,
             workers=workers,
             batches=batches,
@@ -84,34 +84,34 @@ def train(setting: Setting, workers: tuple[int, ...], batches: tuple[int, ...]) 
             speeds=setting.speeds[: max(workers)],
             folder=folder / "run",
         )
-        return search(asked, say)
+        return search(request, say)
 
 
 def train_all(setting: Setting) -> OnlineResult:
-    """Train once by a search among all configurations."""
+    """Train once with a search among all configurations."""
     return train(setting, tuple(range(1, len(setting.speeds) + 1)), setting.batches)
 
 
 def epochs_of(setting: Setting, minutes: float) -> int:
-    """Return how many epochs last so long with all workers and the middle batch."""
+    """Return the number of epochs in some minutes with all workers and the middle batch."""
     batch = setting.batches[len(setting.batches) // 2]
     found = train(setting, (len(setting.speeds),), (batch,))
-    assert found.after is not None, "it trained an epoch"
+    assert found.after is not None, "the run trained an epoch"
     return max(ceil(minutes * 60 / (60_000 / batch * found.after.step_s)), 1)
 
 
 def measured(
     setting: Setting, number: int, before: Configuration | None
 ) -> tuple[Round, Configuration]:
-    """Return a round, and what was chosen in it."""
+    """Return a round and its chosen configuration."""
     known = None
     if number % 2 and before is not None:
         known = train(setting, (before.workers,), (before.batch,))
     found = train_all(setting)
     chosen = found.journal.chosen
-    assert chosen is not None, "training lasts long enough"
-    assert found.overhead is not None, "as it has been chosen"
-    assert found.after is not None, "likewise"
+    assert chosen is not None, "the training lasts long enough for a choice"
+    assert found.overhead is not None, "there is a choice"
+    assert found.after is not None, "there is a choice"
     if known is None or before != chosen:
         known = train(setting, (chosen.workers,), (chosen.batch,))
     step = next(one.step_s.value for one in found.foreseen if one.choice == chosen)
@@ -127,7 +127,7 @@ def measured(
 
 
 def all_rounds(setting: Setting, count: int, minutes: float) -> list[Round]:
-    """Return so many rounds, of trainings that last so long."""
+    """Return ``count`` rounds of trainings that last about ``minutes``."""
     setting = replace(setting, epochs=epochs_of(setting, minutes))
     rounds, chosen = list[Round](), None
     for number in range(count):
@@ -138,8 +138,8 @@ def all_rounds(setting: Setting, count: int, minutes: float) -> list[Round]:
     return rounds
 
 
-def told(rounds: list[Round]) -> dict[str, Any]:
-    """Return the rounds and what they come to, as JSON types."""
+def summarised(rounds: list[Round]) -> dict[str, Any]:
+    """Return the rounds and their summary as JSON types."""
     parts = [one.overhead for one in rounds]
     middle = median(parts)
     return {
@@ -154,8 +154,8 @@ def told(rounds: list[Round]) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", type=Path, required=True, help="folder with fashion-mnist in it")
-    parser.add_argument("--minutes", type=float, default=4.0, help="of one training")
+    parser.add_argument("--data", type=Path, required=True, help="folder that holds fashion-mnist")
+    parser.add_argument("--minutes", type=float, default=4.0, help="length of one training")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--speeds", default="0.8,0.5,0.25,0.25")
     parser.add_argument("--batches", default="64,256,1024")
@@ -169,15 +169,15 @@ def main() -> None:
     with TemporaryDirectory(prefix="evenstride-data-") as name:
         prepare(setting.data, Path(name))
         rounds = all_rounds(replace(setting, data=Path(name)), given.rounds, given.minutes)
-    result = told(rounds)
+    result = summarised(rounds)
     if given.json:
         print(json.dumps(result))
         return
     for one in rounds:
         print(
             f"{one.chosen}: {one.searched_s:.1f} s searched, {one.known_s:.1f} s known, overhead "
-            f"{one.overhead:+.1%} (reckoned {one.reckoned:.1%}), step {one.foreseen_step_s:.4f} s "
-            f"foreseen and {one.measured_step_s:.4f} s then, switches "
+            f"{one.overhead:+.1%} (reported {one.reckoned:.1%}), step {one.foreseen_step_s:.4f} s "
+            f"forecast and {one.measured_step_s:.4f} s measured, switches "
             + ", ".join(f"{cost:.2f} s" for cost in one.switches)
         )
     print(

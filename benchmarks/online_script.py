@@ -1,9 +1,9 @@
-"""A training script for `online.py`: a small convolutional network on Fashion-MNIST.
+"""Training script of `online.py`: a small convolutional network on Fashion-MNIST.
 
-online_script.py FOLDER DATA EPOCHS
+    online_script.py FOLDER DATA EPOCHS
 
-It takes its batch from the environment and trains so many epochs, whatever that is. Its data are
-arrays that are mapped, not read: a process that starts has them at once.
+It takes the batch from the environment and trains ``EPOCHS`` epochs with any batch. It maps its
+data into memory, so that a new process need not read them first.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ NAMES = ("images", "labels")
 
 
 def mapped(data: Path) -> TensorDataset:
-    """Return the arrays that `prepare` wrote, not yet read."""
+    """Return the arrays that `prepare` wrote, mapped into memory."""
     return TensorDataset(
         *(torch.from_numpy(np.load(data / f"{name}.npy", mmap_mode="c")) for name in NAMES)
     )

@@ -1,13 +1,12 @@
-"""Does a batch that follows the noise reach a loss as soon as the best fixed one?
+"""Compare the time to a loss of a batch that follows the gradient noise with fixed batches.
 
     python benchmarks/open_batch.py --data FOLDER [--rounds 2] [--batches 32,128,512] [--json]
 
-Real, throttled workers of unequal speeds train a small transformer to a loss on held-out text, with
-fixed batches and with one that is chosen between the smallest and the largest of them. All arms of
-a round come one after the other, in turn forwards and backwards, and are compared with each
-other; the learning rate goes with the square root of the batch in all of them. A time is that of
-all passes up to the target, between two epochs on a line of losses; looking at the loss is no part
-of it.
+Real, throttled workers of unequal speeds train a small transformer to a loss on held-out text. They
+use fixed batches, and one that is chosen between the smallest and the largest of these. The arms of
+a round run one after another, in alternating order, and are compared with each other. The learning
+rate scales with the square root of the batch. A time covers all training up to the target, without
+evaluation. It is interpolated linearly between two epochs.
 """
 
 from __future__ import annotations
@@ -35,10 +34,10 @@ class Training:
     """One training.
 
     Args:
-        arm: batch, or bounds.
-        time_s: to the target; ``None`` if it was not reached.
-        epochs: that were trained.
-        batches: of each epoch.
+        arm: Batch, or bounds of the batch.
+        time_s: Time to the target; ``None`` if it was not reached.
+        epochs: Trained epochs.
+        batches: Batch of each epoch.
     """
 
     arm: str
@@ -48,7 +47,7 @@ class Training:
 
 
 def reached_s(course: list[tuple[float, float]], target: float) -> float | None:
-    """Return when a course of (seconds, loss) came to a loss; ``None`` if it did not.
+    """Return the time at which a course of (seconds, loss) reached a loss, or ``None``.
 
     >>> reached_s([(1.0, 3.0), (2.0, 2.0)], 2.25)
     1.75
@@ -73,9 +72,9 @@ def train(arm: str, data: Path, speeds: Speeds, seed: int) -> Training:
             run(Launch(command, speeds, environment=environment), limits, folder)
         finally:
             limits.close()
-        told = json.loads((folder / "end.json").read_text())
+        end = json.loads((folder / "end.json").read_text())
     return Training(
-        arm, reached_s(told["course"], TARGET), len(told["course"]), tuple(told["batches"])
+        arm, reached_s(end["course"], TARGET), len(end["course"]), tuple(end["batches"])
     )
 
 
@@ -83,7 +82,7 @@ def shown(arms: list[str], trainings: list[Training]) -> str:
     """Return a table of the arms."""
     of = {arm: [one for one in trainings if one.arm == arm] for arm in arms}
     rows = [_row(arm, of[arm], of[arms[-1]]) for arm in arms]
-    headings = ("batch", "time to the loss", "against the chosen", "epochs", "batches of epochs")
+    headings = ("batch", "time to loss", "relative to chosen", "epochs", "batch of each epoch")
     return Table(headings, tuple(rows)).text()
 
 
@@ -109,17 +108,17 @@ def main() -> None:
     parser.add_argument("--batches", default="32,128,512")
     parser.add_argument("--speeds", default="0.8,0.4,0.2")
     parser.add_argument("--json", action="store_true")
-    asked = parser.parse_args()
-    speeds = parse_speeds(asked.speeds)
-    sizes = sorted(map(int, asked.batches.split(",")))
+    args = parser.parse_args()
+    speeds = parse_speeds(args.speeds)
+    sizes = sorted(map(int, args.batches.split(",")))
     arms = [*map(str, sizes), f"{sizes[0]}-{sizes[-1]}"]
     trainings = list[Training]()
-    for number in range(asked.rounds):
+    for number in range(args.rounds):
         for arm in arms if number % 2 else arms[::-1]:
-            trainings.append(train(arm, asked.data, speeds, number))
+            trainings.append(train(arm, args.data, speeds, number))
             print(trainings[-1], file=sys.stderr, flush=True)
-    told = [asdict(one) for one in trainings]
-    print(json.dumps(told, indent=1) if asked.json else shown(arms, trainings))
+    plain = [asdict(one) for one in trainings]
+    print(json.dumps(plain, indent=1) if args.json else shown(arms, trainings))
 
 
 if __name__ == "__main__":

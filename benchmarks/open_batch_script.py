@@ -1,9 +1,9 @@
-"""A training script for `open_batch.py`: letters by a transformer, to a loss on held-out text.
+"""Training script of `open_batch.py`: a transformer on text, to a loss on held-out text.
 
-open_batch_script.py FOLDER DATA SEED TARGET MOST_EPOCHS BATCH
+    open_batch_script.py FOLDER DATA SEED TARGET MOST_EPOCHS BATCH
 
-``BATCH`` is a number, or two with a dash between: the bounds of one that is chosen. Loss is looked
-at after each epoch, in which no time counts. Rank 0 writes ``end.json``.
+``BATCH`` is a fixed batch, or the bounds of a chosen one as ``LOW-HIGH``. The script evaluates the
+loss after each epoch. That time does not count. Rank 0 writes ``end.json``.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ RATE, BASE = 0.1, 128
 
 
 def opened(batch: str, seed: int) -> evenstride.Stride:
-    """Return the `Stride` of a fixed batch, or of one that is chosen."""
+    """Return a `Stride` with a fixed or a chosen batch."""
     low, dash, high = batch.partition("-")
     if dash:
         return evenstride.Stride("auto", bounds=(int(low), int(high)), seed=seed)
@@ -37,7 +37,7 @@ def opened(batch: str, seed: int) -> evenstride.Stride:
 
 
 def main() -> None:
-    """Train, look at the loss after each epoch, and note how it went."""
+    """Train, evaluate the loss after each epoch, and write the outcome."""
     folder, data = map(Path, sys.argv[1:3])
     seed, target, most = int(sys.argv[3]), float(sys.argv[4]), int(sys.argv[5])
     torch.set_num_threads(1)
@@ -63,8 +63,8 @@ def main() -> None:
         lost, count = held_out_loss(net, task, slice(dist.get_rank(), None, dist.get_world_size()))
         course.append((spent_s, stride.mean(lost, count)))
     if dist.get_rank() == 0:
-        told = {"course": course, "batches": batches, "summary": stride.summary().to_dict()}
-        (folder / "end.json").write_text(json.dumps(told))
+        end = {"course": course, "batches": batches, "summary": stride.summary().to_dict()}
+        (folder / "end.json").write_text(json.dumps(end))
     stride.close()
     dist.destroy_process_group()
 

@@ -1,16 +1,16 @@
-"""What evenstride costs where it cannot help: on equal workers, against plain DDP.
+"""Measure the overhead of evenstride on equal workers, compared with plain DDP.
 
     python benchmarks/overhead.py [--seconds 40] [--out results.json]
 
-Measured both ways, on two ranks of one thread each that train a small convolutional network:
+Two ranks of one thread each train a small convolutional network. The benchmark prints:
 
-* own time: what our code takes on the training thread, plus the processor time of our threads,
-  per step (budget: 0.25 ms at a 50 ms step, 0.1 ms at a 5 ms step). Without a trace, and with one
-  in blocks in turns with it; besides the processor time of writing it, measured where it is
-  written, for the two differ by more than that by chance;
-* wall clock: blocks of plain DDP and of evenstride in random order, and plain DDP against
-  itself as a control (A/A). The ratio of neighbouring blocks, with a 95 % bootstrap interval.
-  "met" when the interval's upper end, less the control's median, is under 1 %; else "unresolved".
+* own time: Time of evenstride's code on the training thread, plus processor time of its threads,
+  per step. The budget is 0.25 ms at a step of 50 ms and 0.1 ms at a step of 5 ms. Blocks without
+  and with a trace alternate. The processor time of writing the trace is also measured directly,
+  because the noise of the two own times is larger.
+* wall clock: Ratio of neighbouring blocks of evenstride and plain DDP in random order, with a 95 %
+  bootstrap interval. Plain DDP against itself is the control (A/A). The result is "met" if the
+  upper end of the interval minus the median of the control is below 1 %, and else "unresolved".
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ OURS = ("evenstride", "traced")
 
 @dataclass
 class Result:
-    """One step length's figures; times in seconds per step."""
+    """The figures of one step time, in seconds per step."""
 
     step_s: float
     own_s: float
@@ -66,7 +66,7 @@ class Result:
 
 
 class Arm:
-    """A way of training, kept between blocks."""
+    """A training that continues from block to block."""
 
     def __init__(self, name: str, width: int, folder: str = "") -> None:
         torch.manual_seed(0)
@@ -99,7 +99,7 @@ class Arm:
             yield from self.loader
 
     def block(self, steps: int) -> float:
-        """Train some steps; return seconds per step."""
+        """Train some steps and return the mean step time in seconds."""
         dist.barrier()
         started_s = time.perf_counter()
         for _ in range(steps):
@@ -113,7 +113,7 @@ class Arm:
         return (time.perf_counter() - started_s) / steps
 
     def close(self) -> None:
-        """End what evenstride runs beside the training."""
+        """End the threads and files of evenstride."""
         if self.stride is not None:
             self.stride.close()
 
@@ -131,7 +131,7 @@ def width_for(step_s: float) -> int:
 
 
 class _Timed(TraceWriter):
-    """Writes a trace, and counts the processor time that exchanges take in it."""
+    """Writes a trace and counts the processor time of its exchange records."""
 
     taken_s = 0.0
 
@@ -142,7 +142,7 @@ class _Timed(TraceWriter):
 
 
 def measure(_rank: int, milliseconds: int, seconds: float, folder: str) -> dict[str, Any]:
-    """Run blocks for about ``seconds``; the figures are those of this rank."""
+    """Run blocks for about ``seconds`` and return the figures of this rank."""
     leader_outputs.TraceWriter = _Timed  # type: ignore[attr-defined]
     width = width_for(milliseconds * 1e-3)
     arms = {name: Arm(name, width, folder) for name in ("plain", "again", *OURS)}
@@ -158,7 +158,7 @@ def measure(_rank: int, milliseconds: int, seconds: float, folder: str) -> dict[
         before_s = {name: own_time(arms[name]) for name in OURS}
         for name in order:
             times[name].append(arms[name].block(steps))
-        # Over the whole round: control threads work between the blocks of their own arm, too.
+        # Over the whole round, because control threads also work between blocks of their arm.
         for name in OURS:
             own[name].append((own_time(arms[name]) - before_s[name]) / steps)
     traced = arms["traced"].stride
@@ -170,7 +170,7 @@ def measure(_rank: int, milliseconds: int, seconds: float, folder: str) -> dict[
 
 
 def own_time(arm: Arm) -> float:
-    """Return the total of an arm's own time so far in seconds."""
+    """Return the total own time of an arm so far, in seconds."""
     assert arm.stride is not None
     summary = arm.stride.summary()
     return summary.overhead_s * summary.step
@@ -184,7 +184,7 @@ def interval(ratios: list[float]) -> tuple[float, float]:
 
 
 def judge(milliseconds: int, ranks: list[dict[str, Any]]) -> Result:
-    """Return the figures of one step length."""
+    """Return the figures of one step time."""
     times = ranks[0]["times"]
     ratios = [b / a for a, b in zip(times["plain"], times["evenstride"], strict=True)]
     controls = [b / a for a, b in zip(times["plain"], times["again"], strict=True)]
@@ -208,7 +208,7 @@ def judge(milliseconds: int, ranks: list[dict[str, Any]]) -> Result:
 
 
 def report(result: Result) -> None:
-    """Print one step length's figures."""
+    """Print the figures of one step time."""
     kept = "kept" if result.within_budget else "EXCEEDED"
     print(f"--- a step of {result.step_s * 1e3:.1f} ms on two equal workers")
     print(f"own time   {result.own_s * 1e3:.3f} ms, budget {result.budget_s * 1e3:.2f} ms: {kept}")
@@ -224,27 +224,27 @@ def report(result: Result) -> None:
 
 
 def main() -> None:
-    """Measure both step lengths and print what came out."""
+    """Measure both step times and print the figures."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=90.0, help="per step length")
-    parser.add_argument("--out", type=Path, help="write the figures here as JSON")
-    asked = parser.parse_args()
-    # Without these glibc hands large blocks back to the kernel at every step, unevenly.
+    parser.add_argument("--seconds", type=float, default=90.0, help="per step time")
+    parser.add_argument("--out", type=Path, help="file for the figures, as JSON")
+    args = parser.parse_args()
+    # Without these, glibc returns large blocks to the kernel at irregular steps.
     os.environ.setdefault("MALLOC_MMAP_THRESHOLD_", "1000000000")
     os.environ.setdefault("MALLOC_TRIM_THRESHOLD_", "1000000000")
     results = {}
     for milliseconds in BUDGET_S:
         with tempfile.TemporaryDirectory() as folder:
             ranks = run_ranks(
-                *(measure, 2, milliseconds, asked.seconds, folder), timeout_s=asked.seconds + 120
+                *(measure, 2, milliseconds, args.seconds, folder), timeout_s=args.seconds + 120
             )
         result = judge(milliseconds, ranks)
         results[f"{milliseconds} ms"] = asdict(result)
         report(result)
-    if asked.out:
-        asked.out.parent.mkdir(parents=True, exist_ok=True)
+    if args.out:
+        args.out.parent.mkdir(parents=True, exist_ok=True)
         machine = {"machine": platform.platform(), "torch": torch.__version__}
-        asked.out.write_text(json.dumps({**machine, **results}, indent=1) + "\n")
+        args.out.write_text(json.dumps({**machine, **results}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

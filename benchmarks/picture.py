@@ -1,10 +1,10 @@
-"""Draw the picture at the top of the README: who waited, before and after.
+"""Draw the picture at the top of the README: busy and waiting times before and after balancing.
 
-evenstride demo --out runs/demo
-python benchmarks/picture.py runs/demo docs/images/before-after.svg
+    evenstride demo --out runs/demo
+    python benchmarks/picture.py runs/demo docs/images/before-after.svg
 
-Measured, not drawn by hand: each block is one worker's own work or its wait in one step, as the
-traces of the demo's two ways have it. Both panels show the same stretch of time.
+The picture shows measurements: each block is the busy or waiting time of one worker in one step,
+from the two traces of the demo. Both panels show the same length of time.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from evenstride.core.time_model.observation import median
 from evenstride.trace.read import read_records
 
 Times = tuple[float, float]
-"""Of a worker in a step: seconds of its own work, seconds in which it waited."""
+"""Busy time and waiting time of a worker in a step, in seconds."""
 
 
-class _Told(NamedTuple):
-    """What one worker told of one step: samples, and both times in seconds."""
+class _WorkerStep(NamedTuple):
+    """The record of one worker in one step: samples, and both times in seconds."""
 
     worker: int
     share: int
@@ -42,16 +42,16 @@ STYLE = """
     .card { fill: #0d1117; stroke: #30363d }  text { fill: #e6edf3 }
     .busy { fill: #56B4E9 }
   }"""
-"""Blue and orange of Okabe and Ito, told apart by all kinds of colour vision and by lightness."""
+"""Blue and orange of Okabe and Ito differ for all kinds of colour vision, and in lightness."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """The end of a run: its last whole steps, and the shares that they had.
+    """The end of a run: its last whole steps and their shares.
 
     Args:
-        steps: of each step, one pair of times per worker.
-        shares: samples of each worker in the last of them.
+        steps: For each step, one pair of times per worker.
+        shares: Shares of the last step.
     """
 
     steps: list[list[Times]]
@@ -59,30 +59,32 @@ class Measured:
 
     @property
     def step_s(self) -> float:
-        """Median length of a step in seconds."""
+        """Median step time in seconds."""
         return median(tuple(length_s(step) for step in self.steps))
 
 
 def length_s(step: list[Times]) -> float:
-    """Return how long a step took: until the last worker had worked and waited."""
+    """Return the step time, which ends when the last worker has worked and waited."""
     return max(busy_s + wait_s for busy_s, wait_s in step)
 
 
 def last_steps(run: Path, count: int) -> Measured:
-    """Return the last steps of a whole global batch that all workers told of.
+    """Return the last steps with a whole global batch that all workers reported.
 
     Args:
-        run: folder or file of a trace.
-        count: of steps, at least 1.
+        run: Folder or file of a trace.
+        count: Number of steps, at least 1.
 
     Raises:
-        SystemExit: there are not so many.
-        TraceError: the trace cannot be read.
+        SystemExit: The trace has fewer such steps.
+        TraceError: The trace cannot be read.
     """
     times, batch = _by_step(run)
     steps = [seen for _, seen in sorted(times.items()) if sum(one.share for one in seen) == batch]
     if not 1 <= count <= len(steps):
-        raise SystemExit(f"{run} has {len(steps)} steps of a whole batch; ask for 1 to so many")
+        raise SystemExit(
+            f"invalid number of steps {count}: {run} has {len(steps)} steps of a whole batch"
+        )
     steps = steps[-count:]
     return Measured(
         [[(one.busy_s, one.wait_s) for one in seen] for seen in steps],
@@ -90,22 +92,22 @@ def last_steps(run: Path, count: int) -> Measured:
     )
 
 
-def _by_step(run: Path) -> tuple[dict[int, list[_Told]], int]:
-    """Return what workers told of each step, in order of the workers, and the global batch."""
-    times: dict[int, list[_Told]] = defaultdict(list)
+def _by_step(run: Path) -> tuple[dict[int, list[_WorkerStep]], int]:
+    """Return the records of each step in order of the workers, and the global batch."""
+    times: dict[int, list[_WorkerStep]] = defaultdict(list)
     batch = 0
     for record in read_records(run):
         event = record.get("event", {})
         batch = event.get("global_batch", batch)
         for seen in event.get("observations", ()):
             for offset, pair in enumerate(zip(seen["busy_s"], seen["wait_s"], strict=True)):
-                told = _Told(seen["worker"], seen["share"], *pair)
-                times[seen["first_step"] + offset].append(told)
+                one = _WorkerStep(seen["worker"], seen["share"], *pair)
+                times[seen["first_step"] + offset].append(one)
     return {step: sorted(seen) for step, seen in times.items()}, batch
 
 
 def panel(measured: Measured, title: str, top: float, names: list[str], shown_s: float) -> str:
-    """Return one run's rows of blocks, and its heading, as SVG."""
+    """Return the rows and the heading of one run as SVG."""
     per_s = (WIDTH - LEFT - EDGE) / shown_s
     parts = [f'<text class="head" x="{EDGE}" y="{top - 12}">{title}</text>']
     for row, name in enumerate(names):
@@ -122,7 +124,7 @@ def _row(steps: list[list[Times]], row: int, y: float, per_s: float, shown_s: fl
             break
         end_s = min(start_s + length_s(step), shown_s)
         own_s = min(start_s + step[row][0], shown_s)
-        # Whoever worked to the end still waited for the network; a hair's breadth parts the steps.
+        # A worker that was busy to the end still waited for the network. A thin gap divides steps.
         for kind, from_s, to_s in (("busy", start_s, own_s), ("wait", own_s, end_s)):
             width = (to_s - from_s) * per_s - (1 if to_s == end_s else 0)
             if width > 0:
@@ -135,10 +137,10 @@ def _row(steps: list[list[Times]], row: int, y: float, per_s: float, shown_s: fl
 
 
 def picture(before: Measured, after: Measured, names: list[str], shown_s: float) -> str:
-    """Return the picture as SVG, in colours that go with light and dark pages."""
+    """Return the picture as SVG, in colours for light and dark pages."""
     second = TOP + len(names) * (ROW + GAP) + 46
     bottom = second + len(names) * (ROW + GAP) + 12
-    told = [_title("Equal batches", before), _title("Balanced by evenstride", after)]
+    titles = [_title("Equal batches", before), _title("Balanced by evenstride", after)]
     legend = (
         f'<rect class="busy" x="{LEFT}" y="{bottom}" width="14" height="14"/>'
         f'<text class="small" x="{LEFT + 20}" y="{bottom + 12}">works</text>'
@@ -150,13 +152,13 @@ def picture(before: Measured, after: Measured, names: list[str], shown_s: float)
     return "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {bottom + 30}" '
-            f'role="img" aria-label="{" ".join(told)}">',
-            f"<title>{' '.join(told)}</title>",
+            f'role="img" aria-label="{" ".join(titles)}">',
+            f"<title>{' '.join(titles)}</title>",
             f"<style>{STYLE}\n</style>",
             f'<rect class="card" x="0.5" y="0.5" width="{WIDTH - 1}" height="{bottom + 29}" '
             'rx="8"/>',
-            panel(before, told[0], TOP, names, shown_s),
-            panel(after, told[1], second, names, shown_s),
+            panel(before, titles[0], TOP, names, shown_s),
+            panel(after, titles[1], second, names, shown_s),
             legend,
             "</svg>\n",
         ]
@@ -170,17 +172,17 @@ def _title(what: str, measured: Measured) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("demo", type=Path, help="folder of a demo, with both traces")
-    parser.add_argument("out", type=Path, help="file of the picture, .svg")
+    parser.add_argument("demo", type=Path, help="folder of a demo with both traces")
+    parser.add_argument("out", type=Path, help="SVG file to write")
     parser.add_argument(
-        "--names", default="1 core,half a core,a fifth", help="of the workers, in order"
+        "--names", default="1 core,half a core,a fifth", help="names of the workers, in order"
     )
-    parser.add_argument("--steps", type=int, default=4, help="of the equal run to show")
-    asked = parser.parse_args()
-    before = last_steps(asked.demo / "uniform.jsonl", asked.steps)
+    parser.add_argument("--steps", type=int, default=4, help="steps of the equal run to show")
+    args = parser.parse_args()
+    before = last_steps(args.demo / "uniform.jsonl", args.steps)
     shown_s = sum(map(length_s, before.steps))
-    after = last_steps(asked.demo / "adaptive.jsonl", 4 * asked.steps)
-    asked.out.write_text(picture(before, after, asked.names.split(","), shown_s))
+    after = last_steps(args.demo / "adaptive.jsonl", 4 * args.steps)
+    args.out.write_text(picture(before, after, args.names.split(","), shown_s))
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
-"""How long it takes to plan: a catalogue, mixes of up to two types, up to 32 machines.
+"""Measure the time of a plan over a catalogue, with mixes of up to two types and 32 machines.
 
     python benchmarks/planning.py --catalog FILE [--machines 32] [--on DAY] [--json]
 
-Two measured types (a machine with an accelerator and one without), the others carried over from
-them; five global batches; epochs by a gradient noise that is known within a half. Timed are reading
-the catalogue, making its kinds of machines, and finding the frontier and the choice, by wall clock
-and processor time. For each: what was wished for, choices in the space, those that were judged
-exactly, the gap, and the cluster.
+Two types are measured, a machine with an accelerator and one without. The others are derived from
+them. There are five global batches. Epochs follow from a gradient noise that is known to within
+50 %. Wall-clock and processor time cover reading the catalogue, deriving its types, and finding the
+frontier and the choice. For each plan, the table has the objective, the number of configurations,
+the number of those that were evaluated exactly, the gap, and the chosen cluster.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ LIMIT_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One plan."""
+    """One timed plan."""
 
     spot: bool
     objective: str
@@ -51,7 +51,7 @@ class Row:
 
 
 def devices() -> list[DeviceProfile]:
-    """Return what was measured."""
+    """Return the profiles of the measured types."""
     return [
         DeviceProfile(
             type=name,
@@ -64,19 +64,19 @@ def devices() -> list[DeviceProfile]:
 
 
 def planned(catalogue: Path, on: date, spot: bool, wishes: Wishes, most: int) -> Row:
-    """Plan once, and time it."""
+    """Plan once and measure the time."""
     wall_s, cpu_s = perf_counter(), process_time()
     kinds = rentable(read_catalogue(catalogue).offers, devices(), on, spot=spot).kinds
     plan = make_plan(kinds, TASK, wishes, BATCHES, most_machines=most)
     wall_s, cpu_s = perf_counter() - wall_s, process_time() - cpu_s
     found, choice = plan.found, plan.chosen.outlook.choice
     name = f"{choice.name}, batch {choice.batch}"
-    asked = wishes.aim.value, wishes.confidence
-    return Row(spot, *asked, wall_s, cpu_s, found.looked_at, found.judged, plan.gap, name)
+    wish = wishes.aim.value, wishes.confidence
+    return Row(spot, *wish, wall_s, cpu_s, found.looked_at, found.judged, plan.gap, name)
 
 
 def rows(catalogue: Path, on: date, most: int) -> Iterator[Row]:
-    """Yield all plans: every objective, expected and with confidence, with spot and without."""
+    """Yield plans for every objective, as expected and with confidence, without and with spot."""
     for spot in (False, True):
         for confidence in (0.5, 0.9):
             for objective in Objective:
@@ -84,19 +84,21 @@ def rows(catalogue: Path, on: date, most: int) -> Iterator[Row]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Plan, print; return the exit code: 1 if one took longer than it may."""
+    """Plan and print. Return the exit code, 1 if a plan took longer than `LIMIT_S`."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--catalog", type=Path, required=True, help="a catalogue, CSV")
-    parser.add_argument("--machines", type=int, default=32, help="the most in a cluster")
-    parser.add_argument("--on", type=date.fromisoformat, default=date.today(), help="day")
-    parser.add_argument("--json", action="store_true", help="figures instead of a table")
-    asked = parser.parse_args(arguments)
+    parser.add_argument("--catalog", type=Path, required=True, help="catalogue, a CSV file")
+    parser.add_argument("--machines", type=int, default=32, help="largest cluster")
+    parser.add_argument(
+        "--on", type=date.fromisoformat, default=date.today(), help="date of prices"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    args = parser.parse_args(arguments)
     try:
-        found = list(rows(asked.catalog, asked.on, asked.machines))
+        found = list(rows(args.catalog, args.on, args.machines))
     except ConfigError as error:
         print(error, file=sys.stderr)
         return 2
-    if asked.json:
+    if args.json:
         print(json.dumps([asdict(row) for row in found]))
     else:
         print("\n".join(table(found)))

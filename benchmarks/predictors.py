@@ -1,23 +1,24 @@
-"""How well is a worker's next speed predicted: NARX beside the last value, EMA and AR.
+"""Compare predictors of a worker's next speed: NARX, the last value, EMA and AR.
 
     python benchmarks/predictors.py [--seconds 120] [--keep FILE.npz] [--series FILE.npz]
 
-Recorded: three processes with CPU limits of 0.7, 0.5 and 0.3 of a core repeat one iteration of
-real work (matrix products, as many as their limit has room for) while a fourth one compiles,
-sorts, copies and multiplies by turns on the same cores. All begin an iteration together, as in
-training, so the n-th speeds of all are of one moment. Each notes its speed, and the machine's
-processor load (over the last 0.3 s, about as far as an exchange in training looks back) and
-memory load as known before the iteration began.
+Recorded series: Three processes with CPU limits of 0.7, 0.5 and 0.3 of a core repeat an iteration
+of real work. The number of matrix products is in proportion to the limit. A fourth process
+compiles, sorts, copies and multiplies in turns on the same cores. All begin an iteration together,
+as in training, so their n-th speeds belong to the same moment. Each process records its speed. It
+also records the machine's processor load and memory load before the iteration. The processor load
+covers the last 0.3 s, about as long as an exchange in training.
 
-Replayed: CPU load of the 16 PlanetLab machines whose load varies most, of those that were
-recorded on all three days; five-minute samples, one per iteration, day after day. The speed is
-what the load leaves, the load known is that of the sample before. The title says by how much
-time is compressed, if an iteration is as long as a recorded one.
+Replayed series: CPU load of 16 PlanetLab machines, those with the largest variation of all that
+were recorded on all three days. Samples are five minutes apart, with one sample per iteration, day
+after day. The speed is the part of the machine that the load leaves free. The known load is that of
+the sample before. The title has the factor by which time is compressed, if an iteration is as long
+as a recorded one.
 
-Prediction is one iteration ahead. NARX is shown twice: learning as it runs, and fitted
-beforehand on *other* workers than it is tested on (all but one recorded worker, three quarters
-of the machines). *step* is the time of a step whose shares follow the predicted speeds, over that
-of the true ones.
+Predictions are one iteration ahead. NARX has two rows: one learns during the run, and the other was
+fitted on *other* workers (all but one recorded worker, three quarters of the machines). *step* is
+the time of a step with shares by the predicted speeds, divided by that with shares by the true
+ones.
 """
 
 from __future__ import annotations
@@ -43,21 +44,21 @@ from evenstride.core.predictors import Narx, predictor_named
 from evenstride.lab.processes.cpu_limits import open_limits
 
 SPEEDS = (0.7, 0.5, 0.3)
-# Some 75 ms undisturbed, several periods of the limits, so that their rhythm is little noise.
+# About 75 ms undisturbed: several periods of the CPU limits, so that these add little noise.
 SIZE, PRODUCTS, BATCH = 192, 200, 256
 LOAD_S = 0.3
 PATIENCE_S = 60.0
-SAMPLE_S = 300.0  # between two samples of the PlanetLab recording
-WARM = 50  # iterations that are not judged
+SAMPLE_S = 300.0  # between samples of the PlanetLab recording
+WARM = 50  # first iterations, which are not evaluated
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Series:
-    """What some workers did.
+    """Series of some workers.
 
     Args:
-        seen: speed, processor load and memory load, ``(workers, iterations, 3)``.
-        step_s: mean time from one iteration to the next.
+        seen: Speed, processor load and memory load, ``(workers, iterations, 3)``.
+        step_s: Mean time between iterations in seconds.
     """
 
     seen: FloatArray
@@ -66,18 +67,18 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """What the processes of a recording share."""
+    """Objects that the processes of a recording share."""
 
     seconds: float
-    limited: Any  # barrier: the limits are about to be set
-    together: Any  # barrier: all begin the next iteration
+    limited: Any  # barrier before the limits are set
+    together: Any  # barrier before each iteration
     found: Any  # queue
 
 
 class ProcessorLoad:
-    """The part of all processors' time that was in use, over the last `LOAD_S` or a little more.
+    """Load of all processors over the last `LOAD_S` or slightly longer.
 
-    The kernel counts in hundredths of a second: over one short iteration that is mostly noise.
+    The kernel counts in hundredths of a second, so over a single iteration this is mostly noise.
     """
 
     def __init__(self) -> None:
@@ -85,7 +86,7 @@ class ProcessorLoad:
         self.now()
 
     def now(self) -> float:
-        """Return the load up to now, 0 at the first call."""
+        """Return the present load, 0 at the first call."""
         times, now_s = psutil.cpu_times(), time.perf_counter()
         self._idle.append((now_s, times.idle + getattr(times, "iowait", 0.0)))
         while len(self._idle) > 2 and now_s - self._idle[1][0] >= LOAD_S:
@@ -98,7 +99,7 @@ class ProcessorLoad:
 
 
 def work(worker: int, session: Session) -> None:
-    """Repeat an iteration with the others; note speed, loads before it, and when it began."""
+    """Repeat iterations with the others. Record speed, loads and start of each."""
     os.setpgrp()  # limits by signals stop whole process groups
     matrix = np.random.default_rng(0).standard_normal((SIZE, SIZE))
     load, noted = ProcessorLoad(), []
@@ -107,7 +108,7 @@ def work(worker: int, session: Session) -> None:
     while True:
         try:
             session.together.wait(PATIENCE_S)
-        except BrokenBarrierError:  # one of us saw that it is time to end
+        except BrokenBarrierError:  # another worker ended the recording
             break
         loads = load.now(), psutil.virtual_memory().percent / 100
         began_s = time.perf_counter()
@@ -155,7 +156,7 @@ def _multiply() -> None:
 
 
 def record(seconds: float) -> Series:
-    """Return what limited workers do on this machine while it is disturbed."""
+    """Record limited workers on this machine while another process disturbs it."""
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         os.environ[name] = "1"
     context, count = multiprocessing.get_context("spawn"), len(SPEEDS)
@@ -170,7 +171,7 @@ def record(seconds: float) -> Series:
         session.limited.wait(PATIENCE_S)
         disturber.start()
         for worker, process in enumerate(workers):
-            assert process.pid is not None, "it was started"
+            assert process.pid is not None, "the process was started"
             limits.join(worker, process.pid)
             limits.set_speed(worker, SPEEDS[worker])
         found = dict(session.found.get(timeout=seconds + PATIENCE_S) for _ in workers)
@@ -183,10 +184,10 @@ def record(seconds: float) -> Series:
 
 
 def planetlab(machines: int = 16) -> FloatArray:
-    """Return replayed series: speeds left by recorded loads, with the load of the sample before.
+    """Return replayed series: speeds left by recorded loads, and the load of the previous sample.
 
-    The days list different machines in different orders; those on all days are put together by
-    name. Nothing is known before the first sample of a day.
+    The days list different machines in different orders. Machines of all days are joined by name.
+    The first sample of a day has no known load.
     """
     path = Path(os.environ.get("EVENSTRIDE_DATA") or "../shared/data") / "traces/planetlab-cpu.npz"
     try:
@@ -195,7 +196,7 @@ def planetlab(machines: int = 16) -> FloatArray:
             recorded = [dict(zip(file[f"vm_{d}"], file[f"cpu_{d}"], strict=True)) for d in days]
     except OSError:
         raise SystemExit(
-            f"the CPU-load recording is not at {path}; set EVENSTRIDE_DATA to the folder that "
+            f"the recording of CPU loads {path} is missing; set EVENSTRIDE_DATA to the folder that "
             "holds traces/planetlab-cpu.npz"
         ) from None
     names = sorted(set.intersection(*map(set, recorded)))
@@ -212,16 +213,16 @@ def predictions(name: str, series: FloatArray, taught: Any = None) -> FloatArray
     """Return the speeds predicted one iteration ahead, ``(workers, iterations)``."""
     predictor: Any = predictor_named(name) if taught is None else taught
     workers = np.arange(len(series))
-    state, told = predictor.start(len(series)), np.zeros(series.shape[:2])
+    state, predicted = predictor.start(len(series)), np.zeros(series.shape[:2])
     for step in range(series.shape[1]):
         speed, loads = series[:, step, 0], series[:, step, 1:].T
-        told[:, step] = predictor.predict(state, loads)
+        predicted[:, step] = predictor.predict(state, loads)
         state = predictor.learn(state, workers, speed, loads)
-    return told
+    return predicted
 
 
 def taught_on(series: FloatArray) -> Any:
-    """Return a NARX that has been fitted on some workers and learns no more."""
+    """Return a NARX that was fitted on some workers and no longer learns."""
     predictor: Any = Narx()
     workers, state = np.arange(len(series)), predictor.start(len(series))
     for _ in range(2):  # twice over the series
@@ -231,55 +232,58 @@ def taught_on(series: FloatArray) -> Any:
 
 
 def held_out(series: FloatArray, folds: int = 4) -> FloatArray:
-    """Return NARX's predictions of each part of the workers, fitted on all the others."""
-    everyone, told = np.arange(len(series)), np.zeros(series.shape[:2])
-    for mine in np.array_split(everyone, min(folds, len(series))):
-        others = np.setdiff1d(everyone, mine)
-        told[mine] = predictions("narx", series[mine], taught_on(series[others]))
-    return told
+    """Return NARX's predictions of each fold of the workers, fitted on all others."""
+    workers, predicted = np.arange(len(series)), np.zeros(series.shape[:2])
+    for mine in np.array_split(workers, min(folds, len(series))):
+        others = np.setdiff1d(workers, mine)
+        predicted[mine] = predictions("narx", series[mine], taught_on(series[others]))
+    return predicted
 
 
-def judged(told: FloatArray, series: FloatArray) -> tuple[float, float]:
-    """Return the relative RMSE, and the step time over that of true speeds."""
-    true, told = series[:, WARM:, 0], told[:, WARM:]
-    rmse = float(np.sqrt(np.mean((told / true - 1) ** 2)))
-    shares = told / told.sum(axis=0)
+def judged(predicted: FloatArray, series: FloatArray) -> tuple[float, float]:
+    """Return the relative RMSE, and the step time relative to that with true speeds."""
+    true, predicted = series[:, WARM:, 0], predicted[:, WARM:]
+    rmse = float(np.sqrt(np.mean((predicted / true - 1) ** 2)))
+    shares = predicted / predicted.sum(axis=0)
     return rmse, float(((shares / true).max(axis=0) * true.sum(axis=0)).mean())
 
 
 def table(title: str, series: FloatArray) -> Iterator[str]:
-    """Yield the lines of one series' table."""
+    """Yield the lines of the table of one series."""
     yield f"{title}: {series.shape[0]} workers, {series.shape[1]} iterations"
     rows = {name: predictions(name, series) for name in ("last", "ema", "ar", "narx")}
-    rows["narx, others'"] = held_out(series)
-    for name, told in rows.items():
-        rmse, step = judged(told, series)
+    rows["narx, others"] = held_out(series)
+    for name, predicted in rows.items():
+        rmse, step = judged(predicted, series)
         yield f"  {name:14} RMSE {rmse:7.2%}   step {step:.4f}"
 
 
 def read(path: Path) -> Series:
-    """Return series that were kept."""
+    """Return stored series."""
     with np.load(path) as file:
         return Series(file["seen"], float(file["step_s"]))
 
 
 def main() -> None:
-    """Record (or read) the series, and print both tables."""
+    """Record or read the series, and print both tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=120.0)
-    parser.add_argument("--keep", type=Path, help="write the recorded series here")
-    parser.add_argument("--series", type=Path, help="read series instead of recording them")
-    asked = parser.parse_args()
-    replayed = planetlab()  # before the recording, which would be lost if this is not there
-    recorded = read(asked.series) if asked.series else record(asked.seconds)
-    if asked.keep:
-        np.savez_compressed(asked.keep, seen=recorded.seen, step_s=recorded.step_s)
+    parser.add_argument("--keep", type=Path, help="file for the recorded series")
+    parser.add_argument("--series", type=Path, help="file of series to read instead of recording")
+    args = parser.parse_args()
+    replayed = planetlab()  # fails before the recording if the file is missing
+    recorded = read(args.series) if args.series else record(args.seconds)
+    if args.keep:
+        np.savez_compressed(args.keep, seen=recorded.seen, step_s=recorded.step_s)
     if recorded.seen.shape[1] <= WARM:
-        parser.error(f"{recorded.seen.shape[1]} iterations are too few; record for longer")
-    title = f"recorded under other work, an iteration each {recorded.step_s * 1e3:.0f} ms"
+        parser.error(
+            f"too few iterations {recorded.seen.shape[1]}: expected more than {WARM}; increase "
+            "--seconds"
+        )
+    title = f"recorded with disturbances, an iteration every {recorded.step_s * 1e3:.0f} ms"
     print("\n".join(table(title, recorded.seen)))
     faster = SAMPLE_S / recorded.step_s
-    title = f"PlanetLab CPU load, replayed, time compressed {faster:,.0f} times"
+    title = f"replayed PlanetLab CPU load, time compressed {faster:,.0f} times"
     print("\n".join(table(title, replayed)))
 
 

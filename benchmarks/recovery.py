@@ -1,11 +1,11 @@
-"""How long survivors of a lost host need to train again, and what the loss costs besides.
+"""Measure the time until the survivors of a lost host train again, and other costs of the loss.
 
     python benchmarks/recovery.py --rounds 5 --signal kill
 
-Three hosts (network and process namespaces, so root only) train under torchrun agents that meet
-in a store on a fourth, which stays. One host is ended; the time counts until the others have
-committed a new step. Three ways take turns in one run: a plain script under torchrun's defaults,
-the same under tuned timeouts, and evenstride under ``evenstride launch``.
+Three hosts train under torchrun agents, whose store is on a fourth host that stays. The hosts are
+network and process namespaces, so this needs root. One host is ended. The recovery time ends when
+the others have committed a new step. Three ways alternate in one run: a plain script with the
+defaults of torchrun, the same with tuned timeouts, and evenstride with ``evenstride launch``.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from evenstride.lab.processes.torchrun import (
     torchrun,
 )
 
-# A script finds its own folder only.
+# A script has only its own folder on the path.
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.network_namespaces import Host, cannot_have_hosts, hosts
@@ -40,7 +40,7 @@ SCRIPT = Path(__file__).with_name("recovery_script.py")
 WAYS = ("defaults", "tuned", "evenstride")
 STAGES = ("noticed", "ended", "started", "imported", "joined")
 PORT, HOSTS = 29400, 3
-# Steps before the loss, off the multiples at which both scripts save.
+# Steps before the loss, not a multiple of the steps at which both scripts save.
 BEFORE, SAMPLES = 36, 5760
 PATIENCE_S = 180.0
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "RES_OPTIONS": "timeout:1 attempts:1"}
@@ -48,19 +48,19 @@ ENVIRONMENT = {"OMP_NUM_THREADS": "1", "RES_OPTIONS": "timeout:1 attempts:1"}
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """What one loss came to.
+    """The costs of one loss.
 
     Args:
-        way: how they trained.
-        recovery_s: from the end of the host to the next committed step.
-        recomputed: samples that were trained again.
-        lost: samples of the epoch that its committed steps left out.
-        repeated: samples that they trained more than once.
-        before_s: median time of a step before the loss.
-        after_s: the same after it.
-        batch_after: samples of a step after it.
-        stages_s: when the slower of the survivors had noticed the loss, had ended, was started
-            again, had imported what it needs and joined the new group, since the end of the host.
+        way: Way of training.
+        recovery_s: Time from the end of the host to the next committed step.
+        recomputed: Samples that were trained again.
+        lost: Samples of the epoch that its committed steps left out.
+        repeated: Samples that the committed steps trained more than once.
+        before_s: Median step time before the loss.
+        after_s: Median step time after the loss.
+        batch_after: Samples per step after the loss.
+        stages_s: Times, from the end of the host, at which the slower survivor had noticed the
+            loss, ended, started again, imported its modules, and joined the new group.
     """
 
     way: str
@@ -75,7 +75,7 @@ class Loss:
 
 
 def command_of(way: str, folder: Path, store: Host, host: Host) -> Torchrun:
-    """Return what runs on a host."""
+    """Return the torchrun command of a host."""
     script = (str(SCRIPT), str(folder), "evenstride" if way == "evenstride" else "plain")
     endpoint = StoreEndpoint(store.address, PORT)
     if way != "defaults":
@@ -96,8 +96,8 @@ def command_of(way: str, folder: Path, store: Host, host: Host) -> Torchrun:
     return Torchrun((*arguments, *script), ())
 
 
-def told(folder: Path) -> list[dict[str, Any]]:
-    """Return what all ranks have noted so far, whole lines only."""
+def noted(folder: Path) -> list[dict[str, Any]]:
+    """Return the notes of all ranks so far, without incomplete lines."""
     lines: list[dict[str, Any]] = []
     for path in folder.glob("*-*.jsonl"):
         texts = path.read_text().splitlines(keepends=True)
@@ -106,10 +106,10 @@ def told(folder: Path) -> list[dict[str, Any]]:
 
 
 def wait_until(true: Callable[[], bool], what: str) -> None:
-    """Look again and again.
+    """Poll until a condition is true.
 
     Raises:
-        TimeoutError: it took too long.
+        TimeoutError: It is not true within `PATIENCE_S`.
     """
     end_s = time.monotonic() + PATIENCE_S
     while not true():
@@ -119,7 +119,7 @@ def wait_until(true: Callable[[], bool], what: str) -> None:
 
 
 def lose_a_host(way: str, victim: int, signal: str, folder: Path, rate_mbit: float) -> Loss:
-    """Train on all hosts, lose one, and return what that came to."""
+    """Train on all hosts, end one, and return the costs of the loss."""
     folder.mkdir()
     with hosts(HOSTS, rate_mbit=rate_mbit) as (store, many):
         serve = "from evenstride.cli.main import main; main()"
@@ -138,8 +138,8 @@ def lose_a_host(way: str, victim: int, signal: str, folder: Path, rate_mbit: flo
             words = [sys.executable, "-m", module, *run.arguments]
             environment = {**ENVIRONMENT, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
             host.start(words, environment, folder / f"{host.name}.log")
-        wait_until(lambda: last_step(told(folder), HOSTS) >= BEFORE, "no training")
-        first = {line["generation"] for line in told(folder)}
+        wait_until(lambda: last_step(noted(folder), HOSTS) >= BEFORE, "training did not start")
+        first = {line["generation"] for line in noted(folder)}
         ended_s = time.time()
         if signal == "kill":
             many[victim].kill()
@@ -147,21 +147,21 @@ def lose_a_host(way: str, victim: int, signal: str, folder: Path, rate_mbit: flo
             many[victim].terminate()
 
         def again() -> bool:
-            new = [line for line in told(folder) if line["generation"] not in first]
+            new = [line for line in noted(folder) if line["generation"] not in first]
             return any(line["world"] == HOSTS - 1 for line in new)
 
-        wait_until(again, "the survivors did not train again")
-        begun = {line["generation"] for line in told(folder)} - first
+        wait_until(again, "the survivors did not resume training")
+        begun = {line["generation"] for line in noted(folder)} - first
 
         def enough() -> bool:
-            return any(line["epoch"] > 0 for line in told(folder) if line["generation"] in begun)
+            return any(line["epoch"] > 0 for line in noted(folder) if line["generation"] in begun)
 
-        wait_until(enough, "the survivors stopped again")
-    return loss_of(way, told(folder), first, ended_s, stages_of(folder, ended_s))
+        wait_until(enough, "the survivors did not finish the epoch")
+    return loss_of(way, noted(folder), first, ended_s, stages_of(folder, ended_s))
 
 
 def stages_of(folder: Path, ended_s: float) -> dict[str, float]:
-    """Return when the slower of the survivors had come to each stage, in seconds."""
+    """Return the times at which the slower survivor reached each stage, in seconds."""
     lines = [
         json.loads(text)
         for path in folder.glob("*-stages.json")
@@ -174,7 +174,7 @@ def stages_of(folder: Path, ended_s: float) -> dict[str, float]:
 
 
 def last_step(lines: list[dict[str, Any]], world: int) -> int:
-    """Return the latest step that so many ranks have committed together."""
+    """Return the latest step that ``world`` ranks have committed together."""
     done = Counter(line["step"] for line in lines if line["world"] == world)
     return max((step for step, ranks in done.items() if ranks == world), default=0)
 
@@ -186,7 +186,7 @@ def loss_of(
     ended_s: float,
     stages_s: dict[str, float],
 ) -> Loss:
-    """Return what a loss came to, by what the ranks have noted."""
+    """Return the costs of a loss, from the notes of the ranks."""
     before = [line for line in lines if line["generation"] in first]
     after = [line for line in lines if line["generation"] not in first and line["at"] > ended_s]
     resumed = min(line["step"] for line in after)
@@ -199,8 +199,8 @@ def loss_of(
         recomputed=sum(len(line["ids"]) for line in undone),
         lost=SAMPLES - len(ids),
         repeated=sum(count - 1 for count in ids.values()),
-        before_s=_pace_s(before),
-        after_s=_pace_s(after),
+        before_s=_step_s(before),
+        after_s=_step_s(after),
         batch_after=round(
             sum(len(line["ids"]) for line in after) / len({line["step"] for line in after})
         ),
@@ -208,34 +208,34 @@ def loss_of(
     )
 
 
-def _pace_s(lines: list[dict[str, Any]]) -> float:
+def _step_s(lines: list[dict[str, Any]]) -> float:
     at = sorted({line["step"]: line["at"] for line in lines}.items())
     gaps = [b - a for (_, a), (_, b) in pairwise(at[5:])]
     return statistics.median(gaps) if gaps else 0.0
 
 
 def main() -> int:
-    """Run all rounds and print the table."""
+    """Run all rounds and print the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=_Verbatim)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--signal", choices=("kill", "term"), default="kill")
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS)
     parser.add_argument("--rate-mbit", type=float, default=1000.0)
     parser.add_argument("--out", type=Path)
-    asked = parser.parse_args()
+    args = parser.parse_args()
     why = cannot_have_hosts()
     if why:
         print(f"not run: {why}")
         return 2
     losses: list[Loss] = []
     with tempfile.TemporaryDirectory() as folder:
-        for number in range(asked.rounds):
-            for way in asked.ways:
+        for number in range(args.rounds):
+            for way in args.ways:
                 place = Path(folder) / f"{way}-{number}"
-                loss = lose_a_host(way, number % HOSTS, asked.signal, place, asked.rate_mbit)
+                loss = lose_a_host(way, number % HOSTS, args.signal, place, args.rate_mbit)
                 losses.append(loss)
                 print(f"round {number + 1} {loss}", flush=True)
-    for way in asked.ways:
+    for way in args.ways:
         mine = [loss for loss in losses if loss.way == way]
         times_s = [loss.recovery_s for loss in mine]
         print(
@@ -251,13 +251,13 @@ def main() -> int:
                 for stage in STAGES
             )
         )
-    if asked.out is not None:
-        asked.out.write_text(json.dumps([asdict(loss) for loss in losses]))
+    if args.out is not None:
+        args.out.write_text(json.dumps([asdict(loss) for loss in losses]))
     return 0
 
 
 class _Verbatim(argparse.RawDescriptionHelpFormatter):
-    """Help with the lines of the docstring."""
+    """Shows the docstring without wrapping."""
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""A training script that is started again after every loss: ``recovery_script.py FOLDER WAY``.
+"""Training script of `recovery.py`, restarted after every loss: ``recovery_script.py FOLDER WAY``.
 
-``evenstride`` trains with a `Stride` and a `Checkpointer`; ``plain`` as scripts do without: a
-`DistributedSampler`, the mean over equal batches, ``torch.save`` by rank 0, and after a restart
-the position in the epoch is the number of steps. Rank 0 notes when each step was committed, and
-all ranks what they trained.
+``evenstride`` trains with a `Stride` and a `Checkpointer`. ``plain`` trains as usual without them:
+with a `DistributedSampler`, the mean over equal batches, and ``torch.save`` on rank 0. After a
+restart, its position in the epoch is the number of steps. Each rank records the time and the
+samples of each committed step.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SAMPLES, BATCH, RANKS, FEATURES, EVERY = 5760, 96, 3, 256, 10
 
 
 def rows() -> TensorDataset:
-    """Return (id, features, target) rows, the same everywhere."""
+    """Return rows of (id, features, target), the same in every process."""
     generator = torch.Generator().manual_seed(7)
     x = torch.randn(SAMPLES, FEATURES, generator=generator)
     return TensorDataset(torch.arange(SAMPLES), x, x[:, :1].tanh())
@@ -43,7 +43,7 @@ def net() -> nn.Module:
 
 
 class Notes:
-    """What is committed when, and who trained what."""
+    """Writes the time and the samples of each committed step of this rank."""
 
     def __init__(self, folder: Path) -> None:
         ids = [uuid.uuid4().hex if dist.get_rank() == 0 else ""]
@@ -53,7 +53,7 @@ class Notes:
         self._file = (folder / name).open("a")
 
     def step(self, step: int, epoch: int, ids: Tensor) -> None:
-        """Note a committed step."""
+        """Record a committed step."""
         line = {
             "at": time.time(),
             "generation": self.generation,
@@ -66,15 +66,15 @@ class Notes:
         self._file.flush()
 
 
-def tell(folder: Path, stage: str, at: float | None = None) -> None:
-    """Note when this process has come to a stage."""
+def note_stage(folder: Path, stage: str, at: float | None = None) -> None:
+    """Record the time at which this process reached a stage."""
     line = {"stage": stage, "at": time.time() if at is None else at}
     with (folder / f"{os.uname().nodename}-stages.json").open("a") as file:
         file.write(json.dumps(line) + "\n")
 
 
 def train_plain(folder: Path, notes: Notes) -> None:
-    """Train as scripts do without help."""
+    """Train with plain PyTorch."""
     data = rows()
     sampler: DistributedSampler[Any] = DistributedSampler(data, seed=0)
     loader = DataLoader(data, batch_size=BATCH // RANKS, sampler=sampler)
@@ -125,18 +125,18 @@ def train_evenstride(folder: Path, notes: Notes) -> None:
 
 
 def main(folder: Path, way: str) -> None:
-    """Train until the end of the machine."""
-    tell(folder, "started", psutil.Process().create_time())
-    tell(folder, "imported")
-    atexit.register(tell, folder, "ended")  # the first to be registered is the last to be called
+    """Train until the machine ends."""
+    note_stage(folder, "started", psutil.Process().create_time())
+    note_stage(folder, "imported")
+    atexit.register(note_stage, folder, "ended")  # registered first, so called last
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    tell(folder, "joined")
+    note_stage(folder, "joined")
     notes = Notes(folder)
     try:
         (train_evenstride if way == "evenstride" else train_plain)(folder, notes)
     finally:
-        tell(folder, "noticed")
+        note_stage(folder, "noticed")
 
 
 if __name__ == "__main__":

@@ -1,19 +1,20 @@
-"""A recorded spot trace on real processes, beside the simulator.
+"""Replay a recorded spot trace on real processes, and compare it with the simulator.
 
     python benchmarks/replay.py [--trace NAME] [--part 2819:2855] [--tick 3] [--every 20] [--json]
 
-Machines are processes of unequal speed, by CPU limits (without the right to set them, by unequal
-work). They are killed with SIGKILL and come back when the trace says, in compressed time: one of
-its ticks takes `--tick` seconds. The same job is trained in three ways, one after the other:
+Machines are processes of unequal speed, by CPU limits or, without the right to set them, by unequal
+work. They are killed with SIGKILL and return as in the trace, in compressed time: one tick takes
+`--tick` seconds. The same job is trained in three ways, one after another:
 
-* scratch: on all machines, without checkpoints; a loss begins it anew;
-* slowest: on all machines, from the last checkpoint on as soon as all are there again;
-* evenstride: survivors go on from the last checkpoint; who comes back takes part after the next.
+* scratch: on all machines without checkpoints; a loss restarts it from the beginning
+* slowest: on all machines, from the last checkpoint, as soon as all are present again
+* evenstride: survivors continue from the last checkpoint; a machine that returns joins after the
+  next checkpoint
 
-Beside each stands what `benchmarks.spot_replay.replay` says of the same compressed
-trace, with times of steps and saves that were measured before, and that of a restart by the runs'
-median. Of a way that ends, each sample must have been trained once per epoch of the committed
-trajectory, and the weights must be those of an undisturbed process; else the exit code is 1.
+The benchmark compares each way with `benchmarks.spot_replay.replay` of the same compressed trace.
+The simulator gets step and save times that were measured before, and the median restart time of the
+runs. In a way that finishes, the committed trajectory must have each sample once per epoch. The
+weights must be those of an undisturbed process. Otherwise the exit code is 1.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ from evenstride.testing.faults.fault_injection import FaultJournal
 from evenstride.testing.faults.fault_plan import FaultPlan
 from evenstride.testing.faults.supervisor import Job, Meddle, supervise
 
-# A script finds its own folder only.
+# A script has only its own folder on the path.
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks import replay_script as script
@@ -54,27 +55,27 @@ from benchmarks.spot_replay import SpotOutcome, Way, replay
 
 TRACE, PART = "preemption/4-node/aws-08-03-2023/us-west-2c_v100_1", "2819:2855"
 WAYS = ("scratch", "slowest", "evenstride")
-LENGTH = 0.4  # of the job, undisturbed, as a part of the window
-MOST_ERROR = 1e-9  # of the weights, in float64
+LENGTH = 0.4  # of the undisturbed job, relative to the window
+MOST_ERROR = 1e-9  # relative error of the weights, in float64
 HANG_S, LOOK_S = 60.0, 0.02
 
 
 class Changed(Exception):
-    """What ends a segment before the training does: a loss, a machine that came, or the trace."""
+    """Ends a segment before the training does: a loss, a new machine, or the end of the trace."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lab:
-    """What all ways share.
+    """Objects that all ways share.
 
     Args:
-        window: the machines of the trace, with ticks of compressed time.
-        starter: of the processes.
-        limits: of their speeds; ``None`` where they do more work instead.
-        work: by worker, how often it computes a batch, if more than once.
-        folder: for everything.
-        deadline_s: by the monotonic clock.
-        gone: processes that are under their limit and were let go.
+        window: Machines of the trace, with ticks of compressed time.
+        starter: Starter of the processes.
+        limits: Limits of the speeds; ``None`` if slow processes do more work instead.
+        work: For each such worker, how often it computes a batch.
+        folder: Folder of all files.
+        deadline_s: Deadline by the monotonic clock.
+        gone: Processes that are under their limit and were released.
     """
 
     window: Machines
@@ -89,8 +90,8 @@ class Lab:
         """Run a segment to its end.
 
         Raises:
-            Changed: it was ended before.
-            LaunchError: a worker failed, or the deadline passed.
+            Changed: The trace ended the segment before.
+            LaunchError: A worker failed, or the deadline passed.
         """
         plan = FaultPlan(workers=list(names), steps=1, save_every=1, restarts=0)
         place = folder / f"segment-{number}"
@@ -101,12 +102,12 @@ class Lab:
         supervise(job, self.starter)
 
     def let_go(self, folder: Path, number: int, running: Mapping[str, int]) -> bool:
-        """Limit whoever is ready and let it go; return whether all have gone."""
+        """Limit the processes that are ready and release them. Return whether all are released."""
         for name, pid in running.items():
             if pid in self.gone or not (folder / f"ready-{number}-{name}").exists():
                 continue
             if self.limits is not None:
-                with suppress(LimitError):  # it has ended meanwhile, which the supervisor sees
+                with suppress(LimitError):  # the process has ended; the supervisor handles that
                     self.limits.join(int(name[1:]), pid)
             self.gone.add(pid)
             (folder / f"go-{number}-{name}").touch()
@@ -114,7 +115,7 @@ class Lab:
 
 
 class Replay:
-    """One way of training, driven by the trace's clock."""
+    """One way of training, driven by the clock of the trace."""
 
     def __init__(self, lab: Lab, way: Way, steps: int, every: int | str) -> None:
         self._lab, self._way, self._steps = lab, way, steps
@@ -130,7 +131,7 @@ class Replay:
         self._zero_s, self._zero_wall_s = time.monotonic(), time.time()
 
     def run(self) -> SpotOutcome:
-        """Train until the job or the trace is over, and check the end."""
+        """Train until the job or the trace ends, and check the result."""
         horizon_s = len(self._lab.window.who) * self._lab.window.gap_s
         while self._now_s() < horizon_s and not self._is_over():
             self._members = members_of(self._lab.window, self._tick(), self._way)
@@ -143,7 +144,7 @@ class Replay:
         return self._outcome(horizon_s)
 
     def meddle(self, running: Mapping[str, int], _step: int) -> None:
-        """Do to the running processes what the trace says; raise `Changed` when they are to end."""
+        """Apply the trace to the running processes. Raise `Changed` if the segment must end."""
         if self._lab.let_go(self._folder, len(self.segments), running) and self._begun_s is None:
             self._begun_s = self._now_s()
         if self._is_over():
@@ -177,17 +178,17 @@ class Replay:
         restart_s = None if self._begun_s is None else self._begun_s - started_s
         self._restart_s += self._now_s() - started_s if restart_s is None else restart_s
         self.segments.append(Segment(number, names, restart_s, first, last, why))
-        tell(f"{self._way.name}, {self._now_s():.1f} s: {self.segments[-1]}")
+        say(f"{self._way.name}, {self._now_s():.1f} s: {self.segments[-1]}")
 
     def _outcome(self, total_s: float) -> SpotOutcome:
-        """Return what it came to; what training took is what nothing else did."""
+        """Return the outcome. Training time is the time that nothing else took."""
         begun, finished = script.begun(self.segments), self._is_over()
         if finished:
             end = json.loads((self._folder / "end.json").read_text())
             total_s = end["ended_s"] - self._zero_s
             script.audit(self._folder, begun, self._steps)
             self.error = script.error_of(end["weights"], self._steps)
-            assert self.error < MOST_ERROR, f"the weights are off by {self.error:.1e}"
+            assert self.error < MOST_ERROR, f"the weights are off by {self.error:.1e} (relative)"
         saves_s = [s for one in begun for s in script.saves_s_of(self._folder, one.number)]
         spent_s = sum(saves_s) + self._restart_s + self._wait_s
         return SpotOutcome(
@@ -195,7 +196,7 @@ class Replay:
             finished=finished,
             committed=(self._steps if finished else self._step()) * BATCH,
             recomputed=script.steps_again(begun) * BATCH,
-            interrupted=0,  # a step that is cut off leaves no note
+            interrupted=0,  # an interrupted step leaves no note
             lost=0,
             losses=self._losses,
             saves=len(saves_s),
@@ -208,11 +209,11 @@ class Replay:
         )
 
     def _saved_since(self, tick: int) -> bool:
-        """Return whether a checkpoint was completed since a tick began."""
+        """Return whether a checkpoint was completed since the start of a tick."""
         since_s = self._zero_wall_s + tick * self._lab.window.gap_s
         times_s = [0.0]
         for manifest in self._kept.glob("*/manifest.json"):
-            with suppress(FileNotFoundError):  # an old one is being deleted
+            with suppress(FileNotFoundError):  # an old checkpoint is being deleted
                 times_s.append(manifest.stat().st_mtime)
         return max(times_s) > since_s
 
@@ -229,13 +230,13 @@ class Replay:
         return (self._folder / "end.json").exists()
 
 
-def tell(text: str) -> None:
+def say(text: str) -> None:
     """Print a line of progress."""
     print(text, file=sys.stderr, flush=True)
 
 
 def ways_of(chosen: Sequence[str], every_s: float | None) -> list[Way]:
-    """Return the ways as the simulator knows them; ``None`` seconds are "auto"."""
+    """Return the ways in the form of the simulator. ``None`` seconds are "auto"."""
     saving = Saving() if every_s is None else every_s
     return [
         Way(name, name == "evenstride", memory=False, saving=None if name == "scratch" else saving)
@@ -244,7 +245,7 @@ def ways_of(chosen: Sequence[str], every_s: float | None) -> list[Way]:
 
 
 def calibrated(lab: Lab, every: int | str) -> list[dict[str, Any]]:
-    """Return what all machines together find, with nothing befalling them."""
+    """Return the measurements of all machines together, without losses."""
     folder = lab.folder / "calibration"
     folder.mkdir()
     every = every if isinstance(every, int) else script.STRETCH // 2
@@ -259,14 +260,14 @@ def calibrated(lab: Lab, every: int | str) -> list[dict[str, Any]]:
 
 
 def performed(lab: Lab, given: argparse.Namespace) -> dict[str, Any]:
-    """Calibrate, train in all ways, and simulate them."""
+    """Calibrate, train in all ways, and simulate these."""
     found = calibrated(lab, given.every)
     job = script.job_of(found)
     ticks, slots = lab.window.who.shape
     step_s, window_s = job.step_s(np.arange(slots)), ticks * lab.window.gap_s
     steps = given.steps or PER_EPOCH * max(1, round(LENGTH * window_s / step_s / PER_EPOCH))
     every_s = None if given.every == "auto" else given.every * step_s
-    tell(f"{steps} steps of {step_s:.4f} s on all machines; a save takes {job.save_s:.4f} s")
+    say(f"{steps} steps of {step_s:.4f} s on all machines; a save takes {job.save_s:.4f} s")
     ways = ways_of(given.ways, every_s)
     runs, reals = [], []
     for way in ways:
@@ -275,17 +276,17 @@ def performed(lab: Lab, given: argparse.Namespace) -> dict[str, Any]:
     restarts_s = [one.restart_s for run in runs for one in run.segments if one.restart_s]
     job = replace(job, samples=steps * BATCH, restart_s=median(restarts_s or [0.0]))
     simulated = replay(lab.window, job, ways)
-    told = [compared(*pair) for pair in zip(reals, simulated, strict=True)]
-    for one, run in zip(told, runs, strict=True):
+    outcomes = [compared(*pair) for pair in zip(reals, simulated, strict=True)]
+    for one, run in zip(outcomes, runs, strict=True):
         one |= {"error": run.error, "segments": [asdict(segment) for segment in run.segments]}
     times = {"fixed_s": job.fixed_s, "per_sample_s": job.per_sample_s, "save_s": job.save_s}
     kind = "extra work" if lab.limits is None else lab.limits.kind
     length = {"steps": steps, "step_s": step_s, "every_s": every_s, "window_s": window_s}
-    return {**length, **times, "restart_s": job.restart_s, "limits": kind, "ways": told}
+    return {**length, **times, "restart_s": job.restart_s, "limits": kind, "ways": outcomes}
 
 
 def compared(real: SpotOutcome, simulated: SpotOutcome) -> dict[str, Any]:
-    """Return a way's figures side by side; deviations are real over simulated, less one."""
+    """Return the figures of a way side by side. Deviations are real / simulated - 1."""
     pair = {"real": real, "simulated": simulated}
     both = {name: asdict(one) | {"total_s": one.total_s} for name, one in pair.items()}
     deviation = {
@@ -297,16 +298,16 @@ def compared(real: SpotOutcome, simulated: SpotOutcome) -> dict[str, Any]:
 
 
 def lines(found: dict[str, Any]) -> list[str]:
-    """Return the figures as text; of each pair the second is simulated."""
-    told = [
+    """Return the figures as text. The second of each pair is simulated."""
+    text = [
         f"{found['trace']}, ticks {found['part']}: 1 h in {3600 / found['factor']:.0f} s (factor "
-        f"{found['factor']:.0f}), {found['window_s']:.0f} s in all",
+        f"{found['factor']:.0f}), {found['window_s']:.0f} s in total",
         f"{found['steps']} steps of {found['step_s']:.4f} s; a save takes {found['save_s']:.4f} s, "
         f"a restart {found['restart_s']:.2f} s; speeds {found['speeds']} by {found['limits']}",
-        "way, real and simulated: s in all | samples again | machine-s | restarts | saves",
+        "way, real and simulated: total s | recomputed samples | machine-s | restarts | saves",
     ]
     for one in found["ways"]:
-        told_s = [script.total_of(one[name], found["steps"]) for name in ("real", "simulated")]
+        totals = [script.total_of(one[name], found["steps"]) for name in ("real", "simulated")]
         both = one["real"]["finished"] and one["simulated"]["finished"]
         by = f" ({one['deviation']['total_s']:+.1%})" if both else ""
         rest = " | ".join(
@@ -314,38 +315,47 @@ def lines(found: dict[str, Any]) -> list[str]:
             for name in ("recomputed", "machine_s", "restarts", "saves")
         )
         error = "" if one["error"] is None else f" | weights off by {one['error']:.1e}"
-        told.append(f"{one['real']['way']:10} {', '.join(told_s)}{by} | {rest}{error}")
-    return told
+        text.append(f"{one['real']['way']:10} {', '.join(totals)}{by} | {rest}{error}")
+    return text
 
 
 def window_of(trace: str, part: str, tick_s: float) -> tuple[SpotTrace, Machines]:
-    """Return a part of a recording, and its machines in compressed time; or refuse."""
+    """Return a part of a recording, and its machines in compressed time.
+
+    Raises:
+        ConfigError: The recording or the part does not exist.
+    """
     whole, *others = spot_traces(trace)
     if others:
-        raise ConfigError(f"{trace!r} are {1 + len(others)} recordings; name one: {whole.name}")
+        raise ConfigError(
+            f"{trace!r} matches {1 + len(others)} recordings; give the name of one, such as "
+            f"{whole.name}"
+        )
     first, _, last = part.partition(":")
     ticks = slice(*(int(text) if text.isdecimal() else 0 for text in (first, last)))
     cut = SpotTrace(whole.name, whole.gap_s, whole.up[ticks])
     if ticks.stop > len(whole.up) or not cut.up.any():
         raise ConfigError(
-            f"part {part!r} of {whole.name}; give FIRST:LAST ticks within 0:{len(whole.up)}, at "
-            "some of which machines are up"
+            f"invalid part {part!r} of {whole.name}: expected ticks FIRST:LAST within "
+            f"0:{len(whole.up)}, with machines up in some of them"
         )
     return cut, replace(machines([cut]), gap_s=tick_s)
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Return what is asked for, checked; with the part as `cut` and `window`."""
+    """Parse and check the command line. Adds the part as `cut` and `window`."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--trace", default=TRACE, help="one recording")
-    parser.add_argument("--part", default=PART, help="its ticks, FIRST:LAST")
-    parser.add_argument("--tick", type=float, default=3.0, help="seconds that a tick shall take")
-    parser.add_argument("--every", default="20", help="steps from save to save, or auto")
-    parser.add_argument("--speeds", default="0.35,0.3,0.2,0.15", help="parts of a core")
-    parser.add_argument("--steps", type=int, default=0, help="of the job; by the window's length")
+    parser.add_argument("--trace", default=TRACE, help="name of a recording")
+    parser.add_argument("--part", default=PART, help="ticks of it, FIRST:LAST")
+    parser.add_argument("--tick", type=float, default=3.0, help="seconds per tick")
+    parser.add_argument("--every", default="20", help="steps between saves, or auto")
+    parser.add_argument("--speeds", default="0.35,0.3,0.2,0.15", help="fractions of a core")
+    parser.add_argument("--steps", type=int, default=0, help="of the job (default: by the part)")
     parser.add_argument("--ways", default=",".join(WAYS))
-    parser.add_argument("--deadline", type=float, default=900.0, help="seconds for all of it")
-    parser.add_argument("--json", action="store_true", help="one object instead of text")
+    parser.add_argument(
+        "--deadline", type=float, default=900.0, help="of the whole run, in seconds"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
     given = parser.parse_args(arguments)
     try:
         check(given)
@@ -355,27 +365,34 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def check(given: argparse.Namespace) -> None:
-    """Check the options against each other and the trace, and complete them; or refuse."""
+    """Check the options against each other and the trace, and complete them.
+
+    Raises:
+        ConfigError: An option is invalid.
+    """
     given.ways = given.ways.split(",")
     if strange := set(given.ways) - set(WAYS):
-        raise ConfigError(f"no way is called {min(strange)!r}; there are {', '.join(WAYS)}")
+        raise ConfigError(f"unknown way {min(strange)!r}: expected some of {', '.join(WAYS)}")
     given.every = int(given.every) if given.every.isdecimal() else given.every
     if not given.every or (isinstance(given.every, str) and given.every != "auto"):
-        raise ConfigError(f"--every {given.every}: give a number of steps, or auto")
+        raise ConfigError(f"invalid --every {given.every}: expected a number of steps, or auto")
     if min(given.tick, given.deadline) <= 0.0 or given.steps < 0:
-        raise ConfigError("--tick and --deadline must be above 0, --steps at least 0")
+        raise ConfigError(
+            f"invalid --tick {given.tick:g}, --deadline {given.deadline:g} or --steps "
+            f"{given.steps}: expected seconds above 0, and at least 0 steps"
+        )
     given.cut, given.window = window_of(given.trace, given.part, given.tick)
     speeds, slots = parse_speeds(given.speeds), given.window.who.shape[1]
     if len(speeds) < slots:
         raise ConfigError(
-            f"--speeds {given.speeds} are {len(speeds)} for {slots} machines; add some"
+            f"--speeds {given.speeds} has {len(speeds)} speeds for {slots} machines; give {slots}"
         )
     given.speeds = speeds[:slots]
     check_fit(given.speeds, usable_cpus())
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Replay and print; return the exit code: 1 if a promise was broken or a run failed."""
+    """Replay and print. Return the exit code, 1 if a check or a run failed."""
     given = parse(arguments)
     deadline_s = time.monotonic() + given.deadline
     limits, work = script.limits_of(given.speeds)
@@ -388,7 +405,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             lab = Lab(given.window, starter, limits, work, folder, deadline_s)
             found = performed(lab, given)
         except (AssertionError, EvenstrideError) as error:
-            tell(f"{type(error).__name__}: {error}")
+            say(f"{type(error).__name__}: {error}")
             return 1
     found |= {"trace": given.cut.name, "part": given.part, "speeds": given.speeds}
     found |= {"factor": given.cut.gap_s / given.tick, "load": os.getloadavg()}

@@ -1,8 +1,8 @@
-"""The training that `replay.py` starts again after every loss, and what its end must look like.
+"""Training script of `replay.py`, restarted after every loss, and the checks of its result.
 
-``replay_script.py FOLDER SEGMENT``: trains as ``FOLDER/asked.json`` says. Each rank notes which
-samples it is about to train in which step of which segment; the leader notes saves, and at the end
-the weights. A segment is the time from one start of the workers to their end.
+``replay_script.py FOLDER SEGMENT`` trains as ``FOLDER/asked.json`` specifies. Each rank records the
+samples of each step before it trains them. The leader records saves and, at the end, the weights. A
+segment is the time from one start of the workers to their end.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from evenstride.lab.processes.cpu_limits import CgroupLimits, cgroup_candidates
 from evenstride.sim.scenario.recordings import Machines
 from evenstride.testing.faults.fault_injection import WORKER_VARIABLE, Injector
 
-# A script finds its own folder only.
+# A script has only its own folder on the path.
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.spot_replay import SpotJob, Way
@@ -45,20 +45,20 @@ from benchmarks.spot_replay import SpotJob, Way
 SAMPLES, BATCH, CHANNELS, PIXELS = 480, 48, 12, 12
 PER_EPOCH = SAMPLES // BATCH
 GROUP_TIMEOUT_S, GO_S = 60.0, 60.0
-SIZES, TRIES = (2, 6, 12, 24), 5  # of the batches that calibrate a machine
+SIZES, TRIES = (2, 6, 12, 24), 5  # batch sizes of a calibration, and repeats of each
 WARM_UP, STRETCH = 25, 40  # steps of a calibration
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What the workers are to do.
+    """The job of the workers.
 
     Args:
-        steps: of the whole run.
-        every: as `Checkpointer` takes it; ``None`` for no checkpoints.
-        kept: folder of the checkpoints.
-        work: by worker, how often it computes each batch, where it cannot be limited; 1 is once.
-        calibrate: measure instead of training to the end.
+        steps: Steps of the whole run.
+        every: Argument of `Checkpointer`; ``None`` for no checkpoints.
+        kept: Folder of the checkpoints.
+        work: How often each worker computes a batch, if there are no CPU limits.
+        calibrate: Whether to measure instead of training to the end.
     """
 
     steps: int
@@ -68,20 +68,20 @@ class Asked:
     calibrate: bool = False
 
     def write(self, folder: Path) -> None:
-        """Write it to where the workers read it."""
+        """Write the job to the file that the workers read."""
         (folder / "asked.json").write_text(json.dumps(asdict(self)))
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """What became of one start of the workers.
+    """The outcome of one start of the workers.
 
     Args:
-        number: from 0 on.
-        members: names of the workers.
-        restart_s: seconds from their start until they could train; ``None`` if they never could.
-        first_step: committed steps they began with, if they began.
-        last_step: committed steps they came to.
+        number: Number of the segment, from 0.
+        members: Names of the workers.
+        restart_s: Seconds from their start until they could train; ``None`` if they never could.
+        first_step: Committed steps at the start.
+        last_step: Committed steps at the end.
         ended_by: ``loss``, ``join``, ``window`` or ``end``.
     """
 
@@ -93,14 +93,14 @@ class Segment:
     ended_by: str
 
     def __str__(self) -> str:
-        """Return it as a line."""
+        """Return the segment as one line."""
         steps = f"steps {self.first_step} to {self.last_step}"
-        trained = "never began" if self.restart_s is None else steps
+        trained = "no training" if self.restart_s is None else steps
         return f"{' '.join(self.members)}: {trained}, ended by {self.ended_by}"
 
 
 def rows(samples: int = SAMPLES) -> TensorDataset:
-    """Return (id, image, target) rows, the same everywhere."""
+    """Return rows of (id, image, target), the same in every process."""
     generator = torch.Generator().manual_seed(7)
     x = torch.randn(samples, 1, PIXELS, PIXELS, generator=generator, dtype=torch.float64)
     y = torch.randn(samples, 1, generator=generator, dtype=torch.float64)
@@ -108,7 +108,7 @@ def rows(samples: int = SAMPLES) -> TensorDataset:
 
 
 def net() -> nn.Module:
-    """Return a small model, the same everywhere; a sample takes it about half a millisecond."""
+    """Return a small model, the same in every process. A sample takes about 0.5 ms."""
     torch.manual_seed(3)
     return nn.Sequential(
         nn.Conv2d(1, CHANNELS, 3, padding=1),
@@ -123,7 +123,7 @@ def net() -> nn.Module:
 
 
 def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
-    """Return an optimizer with a state of its own, which a checkpoint must bring back too."""
+    """Return an optimizer with state, which a checkpoint must restore too."""
     return torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
 
 
@@ -134,7 +134,7 @@ def weights(model: nn.Module) -> list[float]:
 
 @cache
 def alone(steps: int) -> list[float]:
-    """Return the weights of one process, in plain PyTorch, that nothing befell."""
+    """Return the weights of one undisturbed process in plain PyTorch."""
     torch.set_num_threads(1)
     model, (_, x, y) = net(), rows().tensors
     optimizer = optimizer_of(model)
@@ -152,7 +152,7 @@ def alone(steps: int) -> list[float]:
 def audit(folder: Path, begun: Sequence[Segment], steps: int) -> None:
     """Assert that the committed trajectory has each sample once per epoch.
 
-    What a segment trained beyond the step that the next one began with is no part of it.
+    Steps of a segment after the step at which the next one began are not part of it.
     """
     trained: dict[int, list[int]] = {}
     for segment in begun:
@@ -161,7 +161,7 @@ def audit(folder: Path, begun: Sequence[Segment], steps: int) -> None:
             for line in path.read_text().splitlines():
                 step, ids = json.loads(line)
                 trained.setdefault(step, []).extend(ids)
-    assert sorted(trained) == list(range(1, steps + 1)), "some steps are not in the trajectory"
+    assert sorted(trained) == list(range(1, steps + 1)), "steps are missing in the trajectory"
     for epoch in range(-(-steps // PER_EPOCH)):
         last = min((epoch + 1) * PER_EPOCH, steps)
         ids = [index for step in range(epoch * PER_EPOCH, last) for index in trained[step + 1]]
@@ -172,13 +172,13 @@ def audit(folder: Path, begun: Sequence[Segment], steps: int) -> None:
 
 
 def error_of(actual: Sequence[float], steps: int) -> float:
-    """Return ``||w - w*|| / ||w*||``: how far weights are from those of an undisturbed run."""
+    """Return ``||w - w*|| / ||w*||``, the error against the weights of an undisturbed run."""
     expected = torch.tensor(alone(steps), dtype=torch.float64)
     return float((torch.tensor(actual, dtype=torch.float64) - expected).norm() / expected.norm())
 
 
 class Run:
-    """A worker's part of a segment."""
+    """The training of one worker in a segment."""
 
     def __init__(self, folder: Path, segment: int) -> None:
         self.folder, self.segment = folder, segment
@@ -206,19 +206,19 @@ class Run:
         self._copied_s = 0.0
 
     def begin(self) -> Injector:
-        """Tell that training can begin, and wait until this machine's limit is in force."""
+        """Announce that training can begin, and wait until the limit of this machine is set."""
         injector = Injector.from_environment(lambda: None)
         injector.begins(self.stride.step)
         (self.folder / f"ready-{self.segment}-{self.name}").touch()
         go, until_s = self.folder / f"go-{self.segment}-{self.name}", time.monotonic() + GO_S
         while not go.exists():
             if time.monotonic() > until_s:
-                raise TimeoutError(f"nobody let {self.name} go within {GO_S:.0f} s")
+                raise TimeoutError(f"{self.name} was not released within {GO_S:.0f} s")
             time.sleep(0.005)
         return injector
 
     def train(self, steps: int, committed: Callable[[int], object]) -> None:
-        """Train until so many steps are committed, in a loop that may be entered again."""
+        """Train until ``steps`` steps are committed. May be called again."""
         while self.stride.step < steps:
             for ids, x, y in self._loader:
                 taken = ids.tolist() if self.stride.samples else []
@@ -234,7 +234,7 @@ class Run:
                     break
 
     def work(self, x: Tensor, y: Tensor) -> None:
-        """Compute a batch's gradient; several times over on a machine that is to be slow."""
+        """Compute the gradient of a batch, several times on a slow machine."""
         for _ in range(self._again):
             torch.autograd.grad(F.mse_loss(self._net(x), y), list(self._net.parameters()))
         self.stride.scale(F.mse_loss(self.model(x), y)).backward()  # type: ignore[no-untyped-call]
@@ -247,7 +247,7 @@ class Run:
 
 
 def curve(again: int) -> list[tuple[int, float]]:
-    """Return (samples, seconds) of this machine's own work."""
+    """Return pairs (samples, seconds) of this machine's busy time."""
     model, (_, x, y) = net(), rows(max(SIZES)).tensors
     parameters = list(model.parameters())
     found = []
@@ -263,7 +263,7 @@ def curve(again: int) -> list[tuple[int, float]]:
 
 
 def calibrate(run: Run) -> dict[str, Any]:
-    """Return what steps and saves take when all machines train; nothing befalls them."""
+    """Return the times of steps and saves when all machines train without losses."""
     injector = run.begin()
     mine = curve(run.asked.work.get(run.name, 1) - 1)
     checkpoint, run.checkpoint = run.checkpoint, None
@@ -286,7 +286,7 @@ def calibrate(run: Run) -> dict[str, Any]:
 
 
 def costs_of(curves: Sequence[Sequence[tuple[int, float]]]) -> tuple[list[float], list[float]]:
-    """Return the machines' fixed times and times per sample, by least squares."""
+    """Return the fixed time and the time per sample of each machine, by least squares."""
     fixed_s, per_sample_s = [], []
     for one in curves:
         sizes, times_s = np.array(one, dtype=np.float64).T
@@ -298,7 +298,7 @@ def costs_of(curves: Sequence[Sequence[tuple[int, float]]]) -> tuple[list[float]
 
 
 def save_of(found: Sequence[dict[str, Any]]) -> float:
-    """Return what a save takes of training: more than the copy, as the thread needs time too."""
+    """Return the training time that a save costs: the copy, and the time of its thread."""
     saves = found[0]["saves"]
     if not saves:
         return 0.0
@@ -308,9 +308,9 @@ def save_of(found: Sequence[dict[str, Any]]) -> float:
 
 
 def job_of(found: Sequence[dict[str, Any]]) -> SpotJob:
-    """Return the simulator's job of one step, by what all machines found in a calibration.
+    """Return the simulator's job of one step, from the calibration of all machines.
 
-    What a step takes beyond the slowest machine's own work is a part of every machine's fixed time.
+    Time of a step beyond the busy time of the slowest machine is added to every fixed time.
     """
     fixed_s, per_sample_s = costs_of([one["curve"] for one in found])
     job = SpotJob(1, BATCH, tuple(fixed_s), tuple(per_sample_s), len(found), save_s=save_of(found))
@@ -320,17 +320,17 @@ def job_of(found: Sequence[dict[str, Any]]) -> SpotJob:
 
 
 def begun(segments: Sequence[Segment]) -> list[Segment]:
-    """Return those that came as far as training."""
+    """Return the segments that started training."""
     return [one for one in segments if one.restart_s is not None]
 
 
 def steps_again(begun: Sequence[Segment]) -> int:
-    """Return how many steps were trained again."""
+    """Return the number of steps that were trained again."""
     return sum(max(one.last_step - after.first_step, 0) for one, after in pairwise(begun))
 
 
 def saves_s_of(folder: Path, number: int) -> list[float]:
-    """Return what each save of a segment took of its leader's training, in seconds."""
+    """Return the training time of the leader that each save of a segment took, in seconds."""
     path = folder / f"saves-{number}-0.jsonl"
     notes = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
     sums = [0.0, *(note["copied_s"] + note["blocked_s"] for note in notes)]
@@ -338,32 +338,32 @@ def saves_s_of(folder: Path, number: int) -> list[float]:
 
 
 def name_of(slot: int) -> str:
-    """Return the name of a slot's machine."""
+    """Return the name of the machine in a slot."""
     return f"m{slot}"
 
 
 def members_of(window: Machines, tick: int, way: Way) -> list[int]:
-    """Return the machines that train from a tick on; none if there are too few."""
+    """Return the machines that train from a tick on, empty if there are too few."""
     row = window.who[min(tick, len(window.who) - 1)]
     here: list[int] = row[row >= 0].tolist()
     return here if way.elastic or len(here) == len(row) else []
 
 
 def held_s(window: Machines, until_s: float) -> float:
-    """Return the machine-seconds held until then: of all that were up, as the simulator counts."""
+    """Return the machine-seconds of all machines that were up, as counted by the simulator."""
     up = (window.who >= 0).sum(axis=1)
     part = np.clip(until_s - np.arange(len(up)) * window.gap_s, 0.0, window.gap_s)
     return float((up * part).sum())
 
 
 def total_of(outcome: dict[str, Any], steps: int) -> str:
-    """Return how long a way took, or how far it came."""
+    """Return the time of a way, or its progress if it did not finish."""
     part = outcome["committed"] / (steps * BATCH)
-    return f"{outcome['total_s']:.1f}" if outcome["finished"] else f"never ({part:.0%} there)"
+    return f"{outcome['total_s']:.1f}" if outcome["finished"] else f"unfinished ({part:.0%} done)"
 
 
 def limits_of(speeds: Sequence[float]) -> tuple[CgroupLimits | None, dict[str, int]]:
-    """Return limits by control groups and no extra work; or, without the right, none and some."""
+    """Return CPU limits by control groups or, without the right to set them, extra work."""
     for files in cgroup_candidates():
         with suppress(LimitError):
             limits = CgroupLimits(files, len(speeds))
@@ -374,7 +374,7 @@ def limits_of(speeds: Sequence[float]) -> tuple[CgroupLimits | None, dict[str, i
 
 
 def main(folder: Path, segment: int) -> None:
-    """Train to the end, or until this process is killed."""
+    """Train until the end, or until this process is killed."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=timedelta(seconds=GROUP_TIMEOUT_S))
     run = Run(folder, segment)

@@ -1,7 +1,9 @@
-"""How long the report of a long run takes, and how large its page is.
+"""Measure the time and the page size of the report of a long run.
 
-``python benchmarks/report.py`` makes the trace of 100,000 steps of 4 workers and writes its
-report with the command as users have it. Promised are 20 s and 6 MB; exit code 1 if not kept.
+    python benchmarks/report.py [--steps 100000] [--keep FOLDER]
+
+It creates a trace of 100,000 steps of 4 workers and runs ``evenstride report`` on it. The limits
+are 20 s and 6 MB. The exit code is 1 if a limit is exceeded.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ SLOWED = (1.0, 0.9, 0.3, 0.7)
 
 
 def long_run(steps: int) -> Made:
-    """Return a run in which worker 2 slows down after a fifth, and comes back after four."""
+    """Return a run in which worker 2 is slow from one fifth to four fifths of the steps."""
     return Made(
         steps=steps,
         speeds=SPEEDS,
@@ -36,10 +38,10 @@ def long_run(steps: int) -> Made:
 
 
 def main() -> None:
-    asked = argparse.ArgumentParser(description=__doc__)
-    asked.add_argument("--steps", type=int, default=100_000)
-    asked.add_argument("--keep", type=Path, help="folder for trace and page; a temporary one")
-    given = asked.parse_args()
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--steps", type=int, default=100_000)
+    parser.add_argument("--keep", type=Path, help="folder for trace and page (default: temporary)")
+    given = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         folder = given.keep or Path(scratch)
         trace, page = folder / "trace.jsonl", folder / "report.html"

@@ -1,7 +1,7 @@
-"""Traces of runs that never took place: the real control on workers whose times are made up.
+"""Traces of synthetic runs: the real controller on workers with computed times.
 
-For the report's benchmark, its tests and its pictures: what is slow, from which step on and by how
-much is known, so that what the page says of it can be checked.
+The benchmark, the tests and the pictures of the report use them. The straggler, its steps and its
+speed are known, so that tests can check the page.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ EVALUATION_S = 1.5
 
 @dataclass(frozen=True)
 class Made:
-    """A run to make up.
+    """A synthetic run.
 
     Args:
-        steps: of it.
-        policy: that decides.
-        speeds: of the workers; the fastest takes a millisecond a sample at 1.
-        changes: from a step on, other speeds.
-        batch: samples per step.
-        fixed_s: of every step of every worker.
-        communication_s: of every step.
-        noise: standard deviation of a time, as a part of it.
-        spikes: (step, worker) that takes eight times as long, once.
-        evaluated: after so many steps there is an evaluation of `EVALUATION_S`.
-        names: of the workers.
-        header: more facts.
+        steps: Number of steps.
+        policy: Policy that decides.
+        speeds: Speeds of the workers. A worker of speed 1 takes 1 ms per sample.
+        changes: Pairs of a step and the speeds from that step on.
+        batch: Samples per step.
+        fixed_s: Fixed time of every step of every worker.
+        communication_s: Communication time of every step.
+        noise: Relative standard deviation of times.
+        spikes: Pairs (step, worker) that take eight times as long.
+        evaluated: Steps between evaluations of `EVALUATION_S`; 0 for no evaluation.
+        names: Names of the workers.
+        header: Further fields of the trace header.
     """
 
     steps: int
@@ -58,14 +58,14 @@ class Made:
 def make(
     run: Made, path: Path, *, seed: int = 0, first: int = 0, started_unix_s: float = STARTED_UNIX_S
 ) -> Path:
-    """Write the trace of a run, behind what the file may hold already; return its path.
+    """Append the trace of a run to a file and return the path.
 
     Args:
-        run: to make up.
-        path: the file.
-        seed: of the noise.
-        first: number of its first step, of a training that goes on.
-        started_unix_s: that its header tells.
+        run: Synthetic run.
+        path: Trace file.
+        seed: Seed of the noise.
+        first: Number of the first step, for a training that continues.
+        started_unix_s: Start time in the header.
     """
     header = {
         "policy": run.policy,
@@ -77,11 +77,11 @@ def make(
         **run.header,
     }
     with TraceWriter(path, header) as writer:
-        _tell(run, writer, np.random.default_rng(seed), first)
+        _write(run, writer, np.random.default_rng(seed), first)
     return path
 
 
-def _tell(run: Made, writer: TraceWriter, random: np.random.Generator, first: int) -> None:
+def _write(run: Made, writer: TraceWriter, random: np.random.Generator, first: int) -> None:
     names = run.names or tuple(f"node{n // 2}/{n}" for n in range(len(run.speeds)))
     times = partial(_times_s, run, random)
     virtual = VirtualRun(

@@ -1,19 +1,20 @@
-"""What saving costs a training run, beside which it goes on.
+"""Measure the cost of asynchronous saves to a training run.
 
     python benchmarks/saving.py [--parameters 5e7] [--adam] [--every 30s] [--rounds 6] [--json]
 
-Ranks of one thread each train a model of fully connected layers with DDP. Blocks without
-checkpoints, with `Checkpointer(every=...)`, and without them again take turns, in that order:
+Ranks of one thread each train a model of fully connected layers with DDP. A round has a block
+without checkpoints, one with `Checkpointer(every=...)`, and another one without:
 
-* a block with checkpoints goes from one save to the next, so that the copy, the writing beside
-  training and whatever else a save brings along all count; its step time is divided by the mean
-  of the two blocks around it, so that a steady drift cancels;
-* the two blocks without checkpoints, divided by each other, are the control (A/A).
+* A block with checkpoints lasts from one save to the next, so that all costs of a save count: the
+  copy, the writing during training, and others. Its step time is divided by the mean of the two
+  blocks around it, so that a steady drift cancels.
+* The ratio of the two blocks without checkpoints is the control (A/A).
 
-Medians over the rounds with 95 % bootstrap intervals. The first save, which also makes the buffer
-and checks the state, is told apart. "met" when the interval's upper end is at most 2 %, "over" when
-its lower end is above; "unresolved" else, or when the control's interval goes beyond 2 %. Processor
-time, all threads of a rank together, counts too: other programs disturb it less.
+The benchmark prints medians over the rounds with 95 % bootstrap intervals. The first save also
+allocates the buffer and checks the state, so it is printed separately. The result is "met" if the
+upper end of the interval is at most 2 %, and "over" if its lower end is above 2 %. Otherwise, or if
+the interval of the control exceeds 2 %, it is "unresolved". The benchmark also prints processor
+time of all threads of a rank, because other programs disturb it less.
 """
 
 from __future__ import annotations
@@ -48,22 +49,23 @@ from evenstride.runtime.checkpoint.format.manifest import CHUNK_BYTES, Digest
 from evenstride.runtime.checkpoint.save.preparing import parse_every
 from evenstride.testing import run_ranks
 
-TARGET = 0.02  # of a step's time
+TARGET = 0.02  # of the step time
 DEPTH, ROWS, LARGEST_BATCH = 3, 1024, 256
-FEWEST_ROUNDS = 3  # which make seven saves
+FEWEST_ROUNDS = 3  # with seven saves
 PARTS = ("first copy", "later copy", "digest", "write", "fsync")
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What is to be measured.
+    """Settings of the measurement.
 
     Args:
-        parameters: of the model, about.
-        adam: AdamW, which keeps two numbers per parameter; otherwise SGD with momentum, one.
-        every_s: seconds from save to save.
-        step_s: what a step should take, about.
-        folder: where checkpoints are written.
+        parameters: Approximate number of parameters.
+        adam: Whether to use AdamW, with two state values per parameter, or else SGD with momentum,
+            with one.
+        every_s: Seconds between saves.
+        step_s: Wanted step time.
+        folder: Folder of the checkpoints.
     """
 
     parameters: int
@@ -76,13 +78,13 @@ class Asked:
 
     @property
     def limit_s(self) -> float:
-        """Longest time for all of it; several times what it should take."""
+        """Deadline of the whole measurement, several times its expected length."""
         return 300.0 + 2.5 * 3.0 * self.every_s * (self.rounds + 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Some steps, and a step's time and processor time (of all threads) on this rank."""
+    """Some steps, with mean step time and processor time (all threads) on this rank."""
 
     steps: int
     step_s: float
@@ -91,14 +93,14 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What a save took of training's time: the copy, and waiting for the save before."""
+    """Training time that a save took: the copy, and waiting for the previous save."""
 
     copied_s: float
     blocked_s: float
 
 
 class Training:
-    """A rank's training, with and without checkpoints."""
+    """The training of a rank, with and without checkpoints."""
 
     def __init__(self, asked: Asked) -> None:
         torch.manual_seed(0)
@@ -111,7 +113,7 @@ class Training:
             else torch.optim.SGD(self.model.parameters(), lr=1e-5, momentum=0.9)
         )
         self.batch = batch_for(asked.step_s, [(n, self._timed(n, width)) for n in (4, 32)])
-        # An equal split: what is measured is saving, and no decision should follow from it.
+        # An equal split, so that saves cause no decisions.
         self.stride = evenstride.Stride(self.batch * asked.ranks, policy="uniform")
         self.model = self.stride.watch(self.model)
         self._batches = self._forever(self.stride.loader(TensorDataset(torch.randn(ROWS, width))))
@@ -125,7 +127,7 @@ class Training:
         )
 
     def _timed(self, batch: int, width: int) -> float:
-        """Return the seconds of a step of so many samples, alike on all ranks."""
+        """Return the step time of a batch in seconds, the same on all ranks."""
         x, times_s = torch.randn(batch, width), []
         for _ in range(4):
             begun_s = time.perf_counter()
@@ -156,7 +158,7 @@ class Training:
         return Block(steps, took_s / steps, used_s / steps)
 
     def saving(self) -> tuple[Block, list[Held]]:
-        """Train until a save is due, and on until the next one is: that is the block."""
+        """Train from one save to the next. Return the block and the saves."""
         dist.barrier()
         marks: list[tuple[int, float, float]] = []
         held: list[Held] = []
@@ -173,7 +175,7 @@ class Training:
         return Block(int(count), took_s / count, used_s / count), held
 
     def call(self, save: Callable[[], object]) -> Held | None:
-        """Return what ``checkpoint.step()``, or another way to save, took if it saved."""
+        """Call ``checkpoint.step()`` or ``save()``. Return the time that it took if it saved."""
         before = self.checkpoint.report()
         save()
         after = self.checkpoint.report()
@@ -182,26 +184,26 @@ class Training:
 
 
 def width_for(parameters: float) -> int:
-    """Return the layers' width at which the model has about so many parameters."""
+    """Return the width of layers at which the model has about ``parameters``."""
     return max(1, round(sqrt(parameters / DEPTH)))
 
 
 def batch_for(step_s: float, times_s: Sequence[tuple[int, float]]) -> int:
-    """Return a rank's batch at which a step takes ``step_s``, by the line through two sizes."""
+    """Return a rank's batch at which a step takes ``step_s``, from a line through two sizes."""
     (small, small_s), (large, large_s) = times_s
     per_sample_s = max((large_s - small_s) / (large - small), 1e-9)
     return int(min(max(1.0, small + (step_s - small_s) / per_sample_s), LARGEST_BATCH))
 
 
 def agreed(value: float) -> float:
-    """Return rank 0's value, on every rank."""
+    """Return the value of rank 0, on every rank."""
     box = torch.tensor([value], dtype=torch.float64)
     dist.broadcast(box, 0)
     return float(box)
 
 
 def measure(rank: int, asked: Asked) -> dict[str, Any]:
-    """Run all rounds; return what this rank saw."""
+    """Run all rounds and return the measurements of this rank."""
     training = Training(asked)
     training.plain(3)
     steps = max(3, round(asked.every_s / agreed(training.plain(5).step_s)))
@@ -232,7 +234,7 @@ def measure(rank: int, asked: Asked) -> dict[str, Any]:
 
 
 def parts(folder: Path, size_bytes: int) -> dict[str, tuple[float, float]]:
-    """Return what the parts of a save of so many bytes take: (processor, all) seconds of each."""
+    """Return (processor seconds, seconds) of each part of a save of ``size_bytes``."""
     data = torch.ones(max(1, size_bytes), dtype=torch.uint8)
     place = folder / f"part-{dist.get_rank()}"
     marks = [(time.thread_time(), time.perf_counter())]
@@ -268,13 +270,13 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
 
 
 def verdict(cost: tuple[float, float], control: tuple[float, float]) -> str:
-    """Judge an interval of the cost by the target, unless the control is off by more than that."""
+    """Compare an interval of the cost with the target, unless the control exceeds the target."""
     low, high = cost if max(map(abs, control)) <= TARGET else (0.0, 1.0)
     return "met" if high <= TARGET else "over" if low > TARGET else "unresolved"
 
 
 def judge(ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the figures: step times are rank 0's, copies those of the rank that took longest."""
+    """Return the figures: step times of rank 0, and copies of the slowest rank."""
     rounds: list[tuple[Block, Block, Block]] = ranks[0]["rounds"]
     costs = [b.step_s / fmean((a.step_s, c.step_s)) - 1.0 for a, b, c in rounds]
     controls = [c.step_s / a.step_s - 1.0 for a, _, c in rounds]
@@ -331,10 +333,10 @@ def lines(found: dict[str, Any]) -> list[str]:
         f"A/A          {shown('control')}",
         f"processor    {used_s:.2f} s of each rank per save, 95 % {low_s:.2f} to {high_s:.2f}; "
         f"{used_s / found['every_s']:.1%} of a core",
-        f"held up      first save {found['first_copied_s']:.3f} s; later ones "
-        f"{found['copied_s']:.3f} s, at most {found['most_copied_s']:.3f} s; waited for a save "
-        f"before {found['blocked_s']:.3f} s in all",
-        f"the thread   {found['thread_s']:.2f} s per save; {found['saves']} saves, "
+        f"blocked      first save {found['first_copied_s']:.3f} s; later saves "
+        f"{found['copied_s']:.3f} s, at most {found['most_copied_s']:.3f} s; waited "
+        f"{found['blocked_s']:.3f} s in total for previous saves",
+        f"thread       {found['thread_s']:.2f} s per save; {found['saves']} saves, "
         f"{found['failed']} failed",
         f"alone        {parts_s} s are processor time",
         f"at most {TARGET:.0%}: {found['verdict']}",
@@ -342,45 +344,45 @@ def lines(found: dict[str, Any]) -> list[str]:
 
 
 def filesystem(folder: Path) -> str:
-    """Return the kind of file system that a folder is on: in ``tmpfs`` nothing reaches a disk."""
+    """Return the file system of a folder, because ``tmpfs`` never writes to a disk."""
     place = folder.resolve()
     mounts = [m for m in psutil.disk_partitions(all=True) if place.is_relative_to(m.mountpoint)]
     return max(mounts, key=lambda m: len(m.mountpoint)).fstype if mounts else "unknown"
 
 
 def parse(arguments: Sequence[str] | None) -> tuple[Asked, argparse.Namespace]:
-    """Return what is asked for; the folder is empty if none is named."""
+    """Parse and check the command line. Without ``--folder``, the folder is empty."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--parameters", type=float, default=5e7)
-    parser.add_argument("--adam", action="store_true", help="two numbers of state per parameter")
+    parser.add_argument("--adam", action="store_true", help="two state values per parameter")
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--every", default="30s", help="from save to save: 30s, 5min")
+    parser.add_argument("--every", default="30s", help="time between saves: 30s, 5min")
     parser.add_argument("--rounds", type=int, default=6)
-    parser.add_argument("--step-s", type=float, default=0.7, help="what a step should take")
-    parser.add_argument("--folder", type=Path, help="for checkpoints; a temporary one without it")
-    parser.add_argument("--json", action="store_true", help="one object instead of text")
+    parser.add_argument("--step-s", type=float, default=0.7, help="wanted step time in seconds")
+    parser.add_argument("--folder", type=Path, help="of checkpoints (default: a temporary one)")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
     given = parser.parse_args(arguments)
     try:
         every_s = parse_every(given.every).interval_s
     except ConfigError as error:
         parser.error(str(error))
     if not every_s:
-        parser.error(f"--every {given.every} is no duration; give one, such as 30s")
+        parser.error(f"invalid --every {given.every}: expected a duration, such as 30s")
     if given.rounds < FEWEST_ROUNDS:
-        parser.error(f"--rounds {given.rounds} are too few to judge by; at least {FEWEST_ROUNDS}")
+        parser.error(f"too few --rounds {given.rounds}: expected at least {FEWEST_ROUNDS}")
     if not (given.ranks >= 1 and given.parameters >= DEPTH and given.step_s > 0.0):
         parser.error(
-            f"--ranks {given.ranks}, --parameters {given.parameters:g} and --step-s "
-            f"{given.step_s:g}: at least 1, at least {DEPTH}, and above 0"
+            f"invalid --ranks {given.ranks}, --parameters {given.parameters:g} or --step-s "
+            f"{given.step_s:g}: expected at least 1, at least {DEPTH}, and above 0"
         )
     size = round(given.parameters), given.adam, given.ranks
     return Asked(*size, every_s, given.rounds, given.step_s, ""), given
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure and print; return the exit code: 1 if a save failed."""
+    """Measure and print. Return the exit code, 1 if a save failed."""
     asked, given = parse(arguments)
-    # Without these glibc hands large blocks back to the kernel at every step, unevenly.
+    # Without these, glibc returns large blocks to the kernel at irregular steps.
     os.environ.setdefault("MALLOC_MMAP_THRESHOLD_", "1000000000")
     os.environ.setdefault("MALLOC_TRIM_THRESHOLD_", "1000000000")
     if given.folder is not None:

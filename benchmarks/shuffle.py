@@ -1,11 +1,12 @@
-"""What it costs to read an epoch's order at any position, beside drawing it as a whole.
+"""Measure the cost of reading the sample order at any position, compared with drawing all of it.
 
     python benchmarks/shuffle.py [--json]
 
-For each length of data set: the time per index to read a batch and to read many positions, there
-and back; the peak of memory beside input and result (`tracemalloc`); and the same for
-`numpy.random.RandomState.permutation`, which must draw the whole order before it knows the first
-sample, up to the length at which that still takes seconds. A time is that of the quickest call.
+For each length of a data set, the benchmark prints the time per index to read a batch and to read
+many positions, and to find the positions of samples. It also prints the peak memory in addition to
+input and result (`tracemalloc`). The reference is `numpy.random.RandomState.permutation`, which
+must draw the whole order before the first sample. It runs up to a length of 10,000,000. Times are
+those of the fastest call.
 """
 
 from __future__ import annotations
@@ -31,17 +32,17 @@ LEAST_CALLS, STRETCH_S = 3, 0.3
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The figures of one length; `None` where the whole order was not drawn.
+    """The figures of one length.
 
     Args:
-        length: samples in the data set.
-        network_runs: how often the network runs per position, at most on average; 0 if sorted.
-        batch_s: to read `BATCH` positions, per index.
-        many_s: to read `MANY` positions, per index.
-        back_s: to find the positions of `MANY` samples, per index.
-        peak_bytes: memory beside input and result, for `MANY` positions.
-        whole_s: to draw the whole order with numpy, per index.
-        whole_bytes: memory of that order.
+        length: Samples in the data set.
+        network_runs: Largest average number of network runs per position; 0 if sorted.
+        batch_s: Time per index to read `BATCH` positions.
+        many_s: Time per index to read `MANY` positions.
+        back_s: Time per index to find the positions of `MANY` samples.
+        peak_bytes: Memory in addition to input and result, for `MANY` positions.
+        whole_s: Time per index to draw the whole order with numpy; ``None`` if not measured.
+        whole_bytes: Memory of that order; ``None`` if not measured.
     """
 
     length: int
@@ -55,7 +56,7 @@ class Result:
 
 
 def least_s(call: Callable[[], object]) -> float:
-    """Return the seconds the quickest of many calls takes: whatever disturbs one, adds to it."""
+    """Return the seconds of the fastest of many calls, because disturbances only add time."""
     call()
     began_s, taken_s = time.perf_counter(), list[float]()
     while len(taken_s) < LEAST_CALLS or time.perf_counter() - began_s < STRETCH_S:
@@ -66,7 +67,7 @@ def least_s(call: Callable[[], object]) -> float:
 
 
 def peak_bytes(call: Callable[[], IntArray]) -> int:
-    """Return the most memory a call has in use at once, without its result."""
+    """Return the peak memory of a call, without its result."""
     tracemalloc.start()
     result = call()
     _, peak = tracemalloc.get_traced_memory()
@@ -75,7 +76,7 @@ def peak_bytes(call: Callable[[], IntArray]) -> int:
 
 
 def measure(length: int) -> Result:
-    """Measure one length of data set."""
+    """Measure one length of a data set."""
     shuffle = Permutation(length, seed=1, epoch=2)
     spread = np.linspace(0, length - 1, MANY).astype(np.int64)
     batch, samples = np.arange(BATCH, dtype=np.int64), shuffle.at(spread)
@@ -95,7 +96,7 @@ def measure(length: int) -> Result:
 
 
 def whole(length: int) -> IntArray:
-    """Return a whole order, as numpy draws it."""
+    """Return a whole order drawn by numpy."""
     return np.random.RandomState([1, 0, 2]).permutation(length)
 
 
@@ -103,28 +104,28 @@ def report(result: Result) -> None:
     """Print one row of the table."""
     seconds = result.batch_s, result.many_s, result.back_s
     times = "".join(f"{1e9 * s:>10.0f}" for s in seconds)
-    beside = "         -         -"
+    reference = "         -         -"
     if result.whole_s is not None and result.whole_bytes is not None:
-        beside = f"{1e9 * result.whole_s:>10.0f}{result.whole_bytes / 1e3:>10,.0f}"
+        reference = f"{1e9 * result.whole_s:>10.0f}{result.whole_bytes / 1e3:>10,.0f}"
     runs = f"{result.network_runs:.5f}" if result.network_runs else "sorted"
-    print(f"{result.length:>8.0e}{runs:>9}{times}{result.peak_bytes / 1e3:>10.0f}{beside}")
+    print(f"{result.length:>8.0e}{runs:>9}{times}{result.peak_bytes / 1e3:>10.0f}{reference}")
 
 
 def main() -> None:
-    """Measure all lengths and print what came out."""
+    """Measure all lengths and print the figures."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
-    asked = parser.parse_args()
-    if not asked.json:
-        print(f"ns per index: {BATCH} and {MANY} positions, and back; kB beside the result")
+    args = parser.parse_args()
+    if not args.json:
+        print(f"ns per index: {BATCH} and {MANY} positions, and back; kB in addition to the result")
         titles = "batch", "many", "back", "kB", "numpy ns", "numpy kB"
         print(f"{'length':>8}{'runs':>9}" + "".join(f"{title:>10}" for title in titles))
     results = []
     for length in LENGTHS:
         results.append(measure(length))
-        if not asked.json:
+        if not args.json:
             report(results[-1])
-    if asked.json:
+    if args.json:
         machine = {"machine": platform.platform(), "numpy": np.__version__}
         print(json.dumps({**machine, "lengths": [asdict(r) for r in results]}, indent=1))
 

@@ -1,23 +1,24 @@
-"""Does a run survive a hundred kills? Random workers, at random moments, with restarts.
+"""Check that a training survives a hundred random kills, or random damage to checkpoints.
 
     python benchmarks/soak.py [--kills 100] [--seed 0] [--workers 3] [--epochs 120] [--out FILE]
     python benchmarks/soak.py --kills 40 --flips     a bit flips in a checkpoint at every kill
     python benchmarks/soak.py --damages 1000         damaged folders of three checkpoints
 
-Real processes on this machine train a small model in float64 with unequal shares and a checkpoint
-every five steps (`tests/faults/elastic_script.py`), and are killed with SIGKILL: at any moment, in
-a step, in a save, or while they start. Afterwards the weights must be those of one process that
-nothing befell, and every sample must have been trained once in each epoch of the committed
-trajectory; else the benchmark fails.
+Real processes on this machine train a small model in float64, with unequal shares and a checkpoint
+every five steps (`tests/faults/elastic_script.py`). Random workers are killed with SIGKILL at
+random moments: in a step, in a save, or during the start. At the end, the weights must be those of
+one undisturbed process, and the committed trajectory must have every sample once in each epoch.
+Otherwise the benchmark fails.
 
-With ``--flips`` each kill also flips a bit in the newest checkpoint, in its manifest or another
-file, wherever an older one is still whole. A damaged one may be deleted only by the training that
-wrote it, once newer ones are in place.
+With ``--flips``, each kill also flips a bit in a file of the newest checkpoint, if an older one is
+still intact. Half of the flips are in the manifest. A damaged checkpoint may be deleted only by the
+training that wrote it, after it has written newer ones.
 
-With ``--damages`` nothing is killed. Each case damages a copy of a folder of three checkpoints
-(`tests/faults/damages.py`), restarts, and trains on. Whatever comes of it must be exact, a fall
-back with a warning, or a refusal that changes nothing. A case depends on its number alone, so parts
-can run at different times: ``--damages 250`` with seeds 0 to 3 are the cases of ``--damages 1000``.
+With ``--damages``, no process is killed. Each case damages a copy of a folder of three checkpoints
+(`tests/faults/damages.py`), restarts, and continues the training. The outcome must be an exact
+restart, a fallback with a warning, or a refusal that changes nothing. A case depends on its number
+alone, so parts can run at different times. ``--damages 250`` with seeds 0 to 3 has the cases of
+``--damages 1000``.
 """
 
 from __future__ import annotations
@@ -56,17 +57,17 @@ from tests.faults.elastic_script import PER_EPOCH, audit, check_the_end  # noqa:
 
 SCRIPT = ROOT / "tests" / "faults" / "elastic_script.py"
 EVERY = 5
-IN_START = 0.15  # part of the kills that come while the workers start
+IN_START = 0.15  # fraction of the kills during the start of the workers
 DEADLINE_S = 3600.0
 MOST_ERROR = 1e-9  # of the weights after thousands of steps in float64
 
 
 class Flipper:
-    """Flips a bit in the newest whole checkpoint if there is another whole one.
+    """Flips a bit in the newest intact checkpoint if there is another intact one.
 
     Args:
-        folder: of the checkpoints.
-        choose: a source of choices.
+        folder: Folder of the checkpoints.
+        choose: Random generator.
     """
 
     def __init__(self, folder: Path, choose: random.Random) -> None:
@@ -74,7 +75,7 @@ class Flipper:
         self.flipped: list[Path] = []
 
     def __call__(self) -> None:
-        """Flip a bit, if that leaves a whole checkpoint."""
+        """Flip a bit if that leaves an intact checkpoint."""
         names = (parse_name(path.name) for path in self._folder.glob("step-*"))
         found = sorted((name for name in names if name is not None), reverse=True)
         whole = [name for name in found if is_whole(self._folder, name)]
@@ -90,7 +91,7 @@ class Flipper:
 
 
 def is_whole(folder: Path, name: Name) -> bool:
-    """Return whether all files of a checkpoint are what they were when it was written."""
+    """Return whether all files of a checkpoint are intact."""
     kept = LocalStorage(folder)
     try:
         files = read_manifest(kept, name).files
@@ -100,13 +101,13 @@ def is_whole(folder: Path, name: Name) -> bool:
 
 
 class Killer:
-    """Decides whom to kill, and when: as soon as so many steps are committed.
+    """Decides which worker to kill, and after how many committed steps.
 
     Args:
-        kills: how many.
-        steps: of the whole run, over which the kills are spread.
-        seed: of the choices.
-        flip: called with each kill.
+        kills: Number of kills.
+        steps: Steps of the whole run, over which the kills are spread.
+        seed: Seed of the choices.
+        flip: Called at each kill.
     """
 
     def __init__(
@@ -119,7 +120,7 @@ class Killer:
         self._at = self._next()
 
     def __call__(self, running: Mapping[str, int], step: int) -> str | None:
-        """Return whom to kill now."""
+        """Return the worker to kill now, or ``None``."""
         self._furthest = max(self._furthest, step)
         known = frozenset(running.values())
         if not self._left or known & self._dying or step < self._at:
@@ -130,7 +131,7 @@ class Killer:
         return self._random.choice(sorted(running))
 
     def _next(self) -> int:
-        """Return the step at which the next kill is due; -1 for as soon as there are workers."""
+        """Return the step at which the next kill is due, or -1 for the next start of workers."""
         if self._random.random() < IN_START:
             return -1
         return self._furthest + self._random.randint(1, max(1, round(2 * self._mean)))
@@ -139,7 +140,7 @@ class Killer:
 def soak(
     kills: int, seed: int, workers: int, epochs: int, folder: Path, *, flips: bool = False
 ) -> dict[str, Any]:
-    """Run it; return its figures."""
+    """Run the training with kills and return the figures."""
     steps = epochs * PER_EPOCH
     names = [f"w{number}" for number in range(workers)]
     plan = FaultPlan(workers=names, steps=steps, save_every=EVERY, restarts=10 * kills + 10)
@@ -158,28 +159,28 @@ def soak(
 
 
 def flip_figures(flipped: list[Path], folder: Path) -> dict[str, Any]:
-    """Return how many bits were flipped, and what was logged and deleted after it."""
+    """Return the number of flipped bits, of logged events and of deleted checkpoints."""
     gone = [path for path in flipped if not path.exists()]
     logs = "".join(path.read_text(errors="replace") for path in folder.glob("*.log"))
     wrong = [p for p in gone if f"checkpoint {p.parent.name} is skipped" in logs]
-    assert not wrong, f"deleted after a run has passed them over: {wrong}"
+    assert not wrong, f"deleted after a run has skipped them: {wrong}"
     return {
         "flipped_in_manifests": sum(path.name == "manifest.json" for path in flipped),
         "flipped_in_others": sum(path.name != "manifest.json" for path in flipped),
         "superseded_and_deleted": len(gone),
-        "passed_over": logs.count("is skipped"),
+        "passed_over": logs.count(" is skipped: "),
         "from_scratch": logs.count("starts from scratch"),
     }
 
 
 def damages(cases: int, seed: int, folder: Path) -> dict[str, Any]:
-    """Restart from so many damaged folders; return what came of them.
+    """Restart from damaged folders and return the outcomes.
 
     Raises:
-        AssertionError: one restarted from scratch or inexactly, or deleted what it may not.
+        AssertionError: A case restarted from scratch or inexactly, or deleted a file wrongly.
     """
-    logging.getLogger("evenstride").addHandler(logging.NullHandler())  # no word for each case
-    storage.FIRST_PAUSE_S = 0.0  # a link in a circle is an error that is tried again
+    logging.getLogger("evenstride").addHandler(logging.NullHandler())  # no warnings on stderr
+    storage.FIRST_PAUSE_S = 0.0  # circular links are errors that are retried
     known, outcomes, kinds = saved(folder / "origin"), Counter[str](), Counter[str]()
     for case in range(seed * cases, (seed + 1) * cases):
         verdict = judge(folder / "origin", known, folder / "case", case)
@@ -192,7 +193,7 @@ def damages(cases: int, seed: int, folder: Path) -> dict[str, Any]:
 
 
 def figures(outcome: Outcome, folder: Path, epochs: int) -> dict[str, Any]:
-    """Check the end of a run; return what it took."""
+    """Check the end of a run and return its figures."""
     generations = outcome.generations
     error = check_the_end(folder, generations, epochs, MOST_ERROR)
     recoveries = sorted(one.recovery_s for one in outcome.lived if one.recovery_s is not None)
@@ -212,7 +213,7 @@ def figures(outcome: Outcome, folder: Path, epochs: int) -> dict[str, Any]:
 
 
 def samples_again(generations: list[Generation], folder: Path) -> int:
-    """Return how many samples were trained in steps that a later generation trained again."""
+    """Return the number of samples in steps that a later generation trained again."""
     trajectory = audit(folder, generations)
     again = 0
     for before, after in itertools.pairwise(generations):

@@ -1,15 +1,16 @@
-"""Recorded spot machines: which model of lifetimes fits them, and what training on them would take.
+"""Fit models of lifetimes to recorded spot machines, and replay a training on them.
 
     python benchmarks/spot.py [--trace NAME] [--hours H] [--save-s S] [--restart-s S] [--json]
 
-Each group of recordings is cut in two. The first half is what models are fitted to; on the second
-half a job is replayed, in several ways of living with losses. Groups of single machines are taken
-as one fleet, a machine from each zone; a recording of several machines is a fleet of its own.
+Each group of recordings has two halves. Models are fitted to the first. A job is replayed on the
+second, with several ways of handling losses. A group of single machines is one fleet, with a
+machine from each zone. A recording of several machines is a fleet by itself.
 
-The job has 512 samples to a step; each machine takes 20 ms and 2 ms per sample, and the gradient
-has 100 MB, at 1.25 GB/s. It is as long as a tenth of the half, or `--hours`, on as many machines as
-were up half of the time in the first half, at least two. Ways that cannot change their number use
-just as many, the others all that are there. EVENSTRIDE_DATA names the folder of the recordings.
+The job has 512 samples per step. Each machine takes 20 ms plus 2 ms per sample, and the gradient
+has 100 MB, sent at 1.25 GB/s. The length of the job is a tenth of the half, or `--hours`. Its size
+is the median number of machines that were up in the first half, at least two. Ways with a fixed
+number of machines use that size, the others use all machines. EVENSTRIDE_DATA is the folder of the
+recordings.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from evenstride.sim.scenario.recordings import (
 )
 from evenstride.sim.scenario.scenario_model import Communication
 
-# A script finds its own folder only.
+# A script has only its own folder on the path.
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.spot_replay import (
@@ -54,13 +55,13 @@ from benchmarks.spot_replay import (
 
 BATCH, FIXED_S, PER_SAMPLE_S = 512, 0.02, 0.002
 COMMUNICATION = Communication(latency_s=1e-4, bytes_per_s=1.25e9, gradient_bytes=1e8)
-PART = 0.1  # of the half that is replayed: how long the job is
+PART = 0.1  # length of the job relative to the replayed half
 HOUR_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A fleet, its fit and what became of the job."""
+    """A fleet, its fit and the outcomes of the job."""
 
     name: str
     gap_s: float
@@ -73,7 +74,7 @@ class Row:
 
 
 def fleets(traces: Sequence[SpotTrace]) -> dict[str, list[SpotTrace]]:
-    """Return the recordings that are one fleet each."""
+    """Return the recordings of each fleet."""
     found: dict[str, list[SpotTrace]] = {}
     for trace in traces:
         alone = int(trace.up.max()) > 1
@@ -82,73 +83,73 @@ def fleets(traces: Sequence[SpotTrace]) -> dict[str, list[SpotTrace]]:
 
 
 def lives(fleet: Sequence[SpotTrace]) -> Lives:
-    """Return the lives of all machines of a fleet, of one zone after another."""
+    """Return the lifetimes of all machines of a fleet, zone by zone."""
     return machines(fleet).lives()
 
 
 def ways(chosen: ChosenModel) -> tuple[Way, ...]:
-    """Return all ways, the aware ones with the model that was fitted."""
+    """Return all ways. Those that save by age use the fitted model."""
     aware = Saving(lifetime=chosen.fit.lifetime)
     often = replace(FIXED, name="elastic, saves every 30 min", elastic=True)
     by_age = replace(ELASTIC, name="elastic, saves by age", saving=aware)
     return SCRATCH, WAIT, FIXED, often, ELASTIC, by_age, LIVE
 
 
-def job_of(seen: Machines, told: Machines, asked: argparse.Namespace) -> SpotJob:
-    """Return the job for a fleet, of which the first half has been seen."""
-    slots = max(seen.who.shape[1], told.who.shape[1])
-    size = int(np.clip(np.median((seen.who >= 0).sum(axis=1)), 2, told.who.shape[1]))
-    length_s = asked.hours * HOUR_S if asked.hours else PART * len(told.who) * told.gap_s
+def job_of(seen: Machines, replayed: Machines, args: argparse.Namespace) -> SpotJob:
+    """Return the job of a fleet, from the first half and the half to replay."""
+    slots = max(seen.who.shape[1], replayed.who.shape[1])
+    size = int(np.clip(np.median((seen.who >= 0).sum(axis=1)), 2, replayed.who.shape[1]))
+    length_s = args.hours * HOUR_S if args.hours else PART * len(replayed.who) * replayed.gap_s
     times = (FIXED_S,) * slots, (PER_SAMPLE_S,) * slots
-    job = SpotJob(1, BATCH, *times, size, asked.save_s, asked.restart_s, 2.0, COMMUNICATION)
+    job = SpotJob(1, BATCH, *times, size, args.save_s, args.restart_s, 2.0, COMMUNICATION)
     steps = max(1, round(length_s / job.step_s(np.arange(size))))
     return replace(job, samples=steps * BATCH)
 
 
-def measured(name: str, fleet: Sequence[SpotTrace], asked: argparse.Namespace) -> Row:
-    """Return the fit to the first half, and the job on the second."""
+def measured(name: str, fleet: Sequence[SpotTrace], args: argparse.Namespace) -> Row:
+    """Return the fit to the first half, and the outcomes of the job on the second."""
     seen = machines([trace.part(0.0, 0.5) for trace in fleet])
-    told = machines([trace.part(0.5, 1.0) for trace in fleet])
-    chosen, job = choose(seen.lives(), inf), job_of(seen, told, asked)
+    later = machines([trace.part(0.5, 1.0) for trace in fleet])
+    chosen, job = choose(seen.lives(), inf), job_of(seen, later, args)
     ideal_s = job.samples // BATCH * job.step_s(np.arange(job.size))
-    up = float((told.who >= 0).sum(axis=1).mean())
-    outcomes = replay(told, job, ways(chosen))
-    return Row(name, told.gap_s, told.who.shape[1], up, chosen, job, ideal_s, outcomes)
+    up = float((later.who >= 0).sum(axis=1).mean())
+    outcomes = replay(later, job, ways(chosen))
+    return Row(name, later.gap_s, later.who.shape[1], up, chosen, job, ideal_s, outcomes)
 
 
 def lines(row: Row) -> list[str]:
-    """Return a fleet's table."""
-    told = [
+    """Return the table of a fleet."""
+    text = [
         f"## {row.name}",
-        f"{row.slots} machines at most, {row.up:.1f} up on average, a tick of {row.gap_s:.0f} s; "
-        f"the job: {row.ideal_s / HOUR_S:.1f} h on {row.job.size} machines",
+        f"{row.slots} machines at most, {row.up:.1f} up on average, ticks of {row.gap_s:.0f} s; "
+        f"the job takes {row.ideal_s / HOUR_S:.1f} h on {row.job.size} machines",
         row.chosen.reason,
         "| way | h | train | save | restart | wait | losses | saves | recomputed | machine-h |",
         "|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|",
     ]
     for out in row.outcomes:
-        far = f"never ({out.committed / row.job.samples:.0%} there)"
+        far = f"unfinished ({out.committed / row.job.samples:.0%} done)"
         took = f"{out.total_s / HOUR_S:.1f}" if out.finished else far
         spent = (out.train_s, out.save_s, out.restart_s, out.wait_s)
         hours = " | ".join(f"{part_s / HOUR_S:.1f}" for part_s in spent)
         again = f"{out.recomputed / row.job.samples:.1%}"
-        told.append(
+        text.append(
             f"| {out.way} | {took} | {hours} | {out.losses} | {out.saves} | {again} | "
             f"{out.machine_s / HOUR_S:.0f} |"
         )
-    return told
+    return text
 
 
 def fit_lines(fits: dict[str, tuple[Lives, ChosenModel]]) -> list[str]:
     """Return the table of fits to whole recordings."""
-    told = ["| fleet | lives | lost | chosen | AIC | distance |", "|---|--:|--:|---|---|---|"]
+    text = ["| fleet | machines | lost | chosen | AIC | distance |", "|---|--:|--:|---|---|---|"]
     for name, (seen, chosen) in fits.items():
         all_fits = sorted((chosen.fit, *chosen.others), key=lambda fit: fit.parameters)
         aic = ", ".join(f"{_kind(fit)} {fit.aic:.0f}" for fit in all_fits)
         far = ", ".join(f"{fit.distance:.3f}" for fit in all_fits)
         reason = chosen.reason.split(":")[0]
-        told.append(f"| {name} | {len(seen.age_s)} | {seen.deaths} | {reason} | {aic} | {far} |")
-    return told
+        text.append(f"| {name} | {len(seen.age_s)} | {seen.deaths} | {reason} | {aic} | {far} |")
+    return text
 
 
 def _kind(fit: FittedLifetime) -> str:
@@ -156,7 +157,7 @@ def _kind(fit: FittedLifetime) -> str:
 
 
 def as_json(row: Row) -> dict[str, Any]:
-    """Return what a fleet's table is made of."""
+    """Return the figures of a fleet as JSON types."""
     fits = [row.chosen.fit, *row.chosen.others]
     models = [
         {"model": _kind(fit), "aic": fit.aic, "distance": fit.distance, **_parameters(fit)}
@@ -182,30 +183,30 @@ def _parameters(fit: FittedLifetime) -> dict[str, Any]:
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Return what is asked for."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--trace", default="", help="a recording or group; all without it")
-    parser.add_argument("--hours", type=float, default=0.0, help="of the job, undisturbed")
-    parser.add_argument("--save-s", type=float, default=10.0, help="what a save takes")
-    parser.add_argument("--restart-s", type=float, default=60.0, help="what a restart takes")
-    parser.add_argument("--json", action="store_true", help="figures instead of tables")
+    parser.add_argument("--trace", default="", help="recording or group (default: all)")
+    parser.add_argument("--hours", type=float, default=0.0, help="length of the undisturbed job")
+    parser.add_argument("--save-s", type=float, default=10.0, help="time of a save")
+    parser.add_argument("--restart-s", type=float, default=60.0, help="time of a restart")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
     return parser.parse_args(arguments)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Fit, replay, print; return the exit code."""
-    asked = parse(arguments)
+    """Fit, replay and print. Return the exit code."""
+    args = parse(arguments)
     try:
-        found = fleets(spot_traces(asked.trace) if asked.trace else load_spot_traces())
+        found = fleets(spot_traces(args.trace) if args.trace else load_spot_traces())
         fits = {}
         for name, fleet in found.items():
             seen = lives(fleet)
             fits[name] = seen, choose(seen, inf)
-        rows = [measured(name, fleet, asked) for name, fleet in found.items() if _losses(fleet)]
+        rows = [measured(name, fleet, args) for name, fleet in found.items() if _losses(fleet)]
     except ConfigError as error:
         print(error, file=sys.stderr)
         return 2
-    if asked.json:
+    if args.json:
         print(json.dumps([as_json(row) for row in rows]))
         return 0
     print("\n".join([*fit_lines(fits), *(line for row in rows for line in ["", *lines(row)])]))
@@ -213,7 +214,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _losses(fleet: Sequence[SpotTrace]) -> bool:
-    """Return whether the first half has any, so that there is something to fit."""
+    """Return whether the first half has losses, which the fit needs."""
     return machines([trace.part(0.0, 0.5) for trace in fleet]).lives().deaths > 0
 
 

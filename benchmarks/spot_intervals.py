@@ -1,16 +1,16 @@
-"""How many runs on recorded spot machines end within the time that was forecast for them.
+"""Measure how many runs on recorded spot machines end within the forecast interval.
 
     python benchmarks/spot_intervals.py [--hours 2 8 24] [--runs 12] [--json]
 
-From the first half of each recording the time of a run on one machine is forecast, with its 90 %
-interval; runs are replayed from some ticks of the second half, restarting from the last save. The
-figures are the part of runs that end within, the mean over recordings, with its standard error over
-these.
+The time of a run on one machine is forecast from the first half of each recording, with a 90 %
+interval. Runs are replayed from some ticks of the second half, with restarts from the last save.
+The figures are the fraction of runs that end within the interval, as a mean over recordings with
+its standard error.
 
-By how much the days to come may differ is measured on recordings, too: between their halves. The
-column "left out" takes it from all *other* recordings, so that no forecast knows its own second
-half; the column "as built" takes the constants of the planner. (Recordings of one group are of the
-same weeks, and not independent.) EVENSTRIDE_DATA names the folder of the recordings.
+The possible drift after a recording is estimated from the differences between halves. The column
+"left out" estimates it from all *other* recordings, so that no forecast uses its own second half.
+The column "as built" uses the constants of the planner. Recordings of one group cover the same
+weeks and are not independent. EVENSTRIDE_DATA is the folder of the recordings.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ from evenstride.planner.spot_losses import DRIFT, TOGETHER, WAITS_DRIFT, SaveCos
 from evenstride.planner.spot_recordings import from_recorded, waits_s
 from evenstride.sim.scenario.recordings import Machines, SpotTrace, load_spot_traces, machines
 
-# A script finds its own folder only.
+# A script has only its own folder on the path.
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.spot_replay import SpotJob, Way, replay
 
 STEP_S, SAVE_S, RESTART_S = 1.044, 10.0, 60.0
 WAY = Way("restart from the last save", elastic=False, memory=False, saving=Saving())
-ROUNDING = 0.001  # of a time: replays are in whole steps
+ROUNDING = 0.001  # relative; replays have whole steps
 
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """By how much rates and waits differ from one half to the other, and their correlation."""
+    """Differences of rates and waits between halves, and their correlation."""
 
     rates: float
     waits: float
@@ -53,7 +53,7 @@ class Drift:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What came of one length of run."""
+    """The figures of one length of a run."""
 
     hours: float
     recordings: int
@@ -67,13 +67,13 @@ BUILT = Drift(DRIFT, WAITS_DRIFT, TOGETHER)
 
 
 def halves() -> list[tuple[SpotTrace, SpotTrace]]:
-    """Return both halves of the recordings in which machines were lost in each."""
+    """Return both halves of the recordings with losses in each half."""
     found = [(one.part(0.0, 0.5), one.part(0.5, 1.0)) for one in load_spot_traces()]
     return [pair for pair in found if all(_changes(half)[0] > 0.0 for half in pair)]
 
 
 def _changes(half: SpotTrace) -> tuple[float, float]:
-    """Return losses per machine-second, and the mean wait after one with a restart."""
+    """Return losses per machine-second, and the mean wait after a loss including a restart."""
     seen = machines([half])
     ticks = len(seen.who)
     lost = int((seen.gone < ticks).sum())
@@ -83,19 +83,19 @@ def _changes(half: SpotTrace) -> tuple[float, float]:
 
 
 def changes(pairs: Sequence[tuple[SpotTrace, SpotTrace]]) -> FloatArray:
-    """Return logarithms of how rate and wait changed from half to half, ``(recordings, 2)``."""
+    """Return logarithms of the ratios of rate and wait between halves, ``(recordings, 2)``."""
     found = [(_changes(before), _changes(after)) for before, after in pairs]
     return np.array([np.log(np.divide(after, before)) for before, after in found])
 
 
 def drift_of(changed: FloatArray) -> Drift:
-    """Return what changes amount to: about no change, as nobody knows the sign of the next."""
+    """Return the root mean square changes. They are centred at 0, because signs are unknown."""
     rates, waits = np.sqrt((changed**2).mean(axis=0)).tolist()
     return Drift(rates, waits, float((changed[:, 0] * changed[:, 1]).mean()) / (rates * waits))
 
 
 def part_within(pair: tuple[SpotTrace, SpotTrace], hours: float, runs: int, by: Drift) -> float:
-    """Return the part of runs on the second half within the interval; NaN where none fits in."""
+    """Return the fraction of runs on the second half within the interval, NaN if none fits."""
     recorded = machines([pair[0]])
     waits = tuple(RESTART_S + wait for wait in waits_s(recorded, 1))
     transience = from_recorded(recorded, 2.0 * hours * 3600.0, drift=by.rates)
@@ -107,9 +107,9 @@ def part_within(pair: tuple[SpotTrace, SpotTrace], hours: float, runs: int, by: 
 
 
 def taken(half: SpotTrace, hours: float, most: float, runs: int) -> list[float]:
-    """Return how many times as long runs took that began at ticks with a machine.
+    """Return the relative times of runs that began at ticks with a machine.
 
-    There is time for ``most`` after each: who is not done by the end took longer.
+    Each start leaves time for ``most``. A run that is not finished at the end took longer.
     """
     needed = int(most * hours * 3600.0 / half.gap_s)
     starts = np.flatnonzero(half.up[: max(len(half.up) - needed, 0)])
@@ -125,7 +125,7 @@ def taken(half: SpotTrace, hours: float, most: float, runs: int) -> list[float]:
 
 
 def _job(hours: float, slots: int) -> tuple[SpotJob, float]:
-    """Return a job for one machine, and what it takes without saves and losses."""
+    """Return a job for one machine, and its time without saves and losses."""
     steps = int(hours * 3600.0 / STEP_S)
     times = (0.02,) * slots, (0.002,) * slots
     job = SpotJob(512 * steps, 512, *times, 1, save_s=SAVE_S, restart_s=RESTART_S)
@@ -133,7 +133,7 @@ def _job(hours: float, slots: int) -> tuple[SpotJob, float]:
 
 
 def measured(pairs: Sequence[tuple[SpotTrace, SpotTrace]], hours: float, runs: int) -> Row:
-    """Return what came of runs of a length."""
+    """Return the figures of runs of one length."""
     changed = changes(pairs)
     others = [drift_of(np.delete(changed, at, axis=0)) for at in range(len(pairs))]
     left = [part_within(pair, hours, runs, by) for pair, by in zip(pairs, others, strict=True)]
@@ -143,26 +143,26 @@ def measured(pairs: Sequence[tuple[SpotTrace, SpotTrace]], hours: float, runs: i
 
 
 def _mean(parts: Sequence[float]) -> tuple[float, float]:
-    """Return mean and standard error of those that are known."""
+    """Return mean and standard error of the finite values."""
     known = np.array([part for part in parts if np.isfinite(part)])
     return float(known.mean()), float(known.std(ddof=1)) / sqrt(len(known))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Forecast, replay, print; return the exit code."""
+    """Forecast, replay and print. Return the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--hours", type=float, nargs="+", default=[2.0, 8.0, 24.0])
-    parser.add_argument("--runs", type=int, default=12, help="of each recording")
-    parser.add_argument("--json", action="store_true", help="figures instead of a table")
-    asked = parser.parse_args(arguments)
+    parser.add_argument("--runs", type=int, default=12, help="runs of each recording")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    args = parser.parse_args(arguments)
     try:
         pairs = halves()
     except ConfigError as error:
         print(error, file=sys.stderr)
         return 2
     now = drift_of(changes(pairs))
-    rows = [measured(pairs, hours, asked.runs) for hours in asked.hours]
-    if asked.json:
+    rows = [measured(pairs, hours, args.runs) for hours in args.hours]
+    if args.json:
         print(json.dumps({"drift": asdict(now), "rows": [asdict(row) for row in rows]}))
         return 0
     print(f"halves of {len(pairs)} recordings differ by {now.rates:.2f} (rates) and ", end="")

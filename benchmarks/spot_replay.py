@@ -1,9 +1,9 @@
-"""What training on recorded spot machines would have taken, in several ways of living with losses.
+"""Replay a training on recorded spot machines, with several ways of handling losses.
 
-A loss happens at a tick of the recording, without notice. Steps take the time of the best split
-over the machines that train, from the function that training itself uses; neglected are noise, the
-time until the best split is found, that of noticing a loss, and the shorter last step. A machine
-trains from the tick on at which it was up; what it takes to start one is not part of a recording.
+A loss happens at a tick of the recording, without notice. A step takes the time of the best split
+over the machines that train, by the function that training itself uses. The replay neglects noise,
+the time to find the best split, the time to notice a loss, and the shorter last step. A machine
+trains from the first tick at which it was up. Its boot time is not part of a recording.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ from evenstride.errors import ScenarioError
 from evenstride.sim.scenario.recordings import Machines
 from evenstride.sim.scenario.scenario_model import Communication
 
-_ROUNDING = 1e-9  # of a tick or a step
+_ROUNDING = 1e-9  # relative to a tick or a step
 
 
 @dataclass(frozen=True, slots=True)
 class SpotJob:
-    """What is trained.
+    """The training job.
 
     Args:
-        samples: to be committed, once each.
-        global_batch: samples of a step, whoever takes part.
-        fixed_s: of a step, for the machine in each slot.
-        per_sample_s: the same, above 0.
-        size: how many machines a way that cannot change their number uses.
-        save_s: what a save takes, during which nobody trains.
-        restart_s: from a loss until processes train again, on machines that are there.
-        regroup_s: the same without a restart, for survivors that go on.
-        communication: of each step.
+        samples: Samples to commit, once each.
+        global_batch: Samples per step, with any machines.
+        fixed_s: Fixed time of a step, for the machine in each slot.
+        per_sample_s: Time per sample, for the machine in each slot, above 0.
+        size: Number of machines of a way that cannot change it.
+        save_s: Time of a save, during which no machine trains.
+        restart_s: Time from a loss until processes train again, on machines that are present.
+        regroup_s: The same for survivors that continue without a restart.
+        communication: Communication of each step.
     """
 
     samples: int
@@ -68,16 +68,16 @@ class SpotJob:
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """A way of living with losses.
+    """A way of handling losses.
 
     Args:
-        name: shown in tables.
-        elastic: trains on whoever is there, at least one; otherwise on ``size`` machines or not
-            at all.
-        memory: survivors keep what was committed; otherwise it falls back to the last save. Who
-            keeps it and is elastic goes on without a restart, and takes newcomers at once; without
-            memory they join after the next save.
-        saving: how often it saves: seconds of training, a rule, or never.
+        name: Name in tables.
+        elastic: Whether it trains on all present machines, at least one. Otherwise it trains on
+            exactly ``size`` machines.
+        memory: Whether survivors keep the committed steps. Otherwise training falls back to the
+            last save. An elastic way with memory continues without a restart, and new machines join
+            at once. Without memory they join after the next save.
+        saving: Seconds of training between saves, a rule, or ``None`` for no saves.
     """
 
     name: str
@@ -87,7 +87,7 @@ class Way:
 
     @property
     def live(self) -> bool:
-        """Whether survivors go on without a restart."""
+        """Whether survivors continue without a restart."""
         return self.elastic and self.memory
 
 
@@ -100,24 +100,23 @@ LIVE = Way("live, saves as learnt", elastic=True, memory=True, saving=Saving())
 
 @dataclass(frozen=True, slots=True)
 class SpotOutcome:
-    """What became of a job.
+    """The outcome of a job.
 
     Args:
-        way: its way of living with losses.
-        finished: whether the job ended before the recording did.
-        committed: samples in the committed trajectory, each once.
-        recomputed: samples that were committed, lost and so trained again (or still to be).
-        interrupted: samples of steps that a loss cut off, so that they were begun twice.
-        lost: samples of the trajectory up to where it stands that are not in it; 0.
-        losses: machines lost while they trained.
-        saves: how often it saved.
-        restarts: how often processes were started, the first time included.
-        train_s: time in steps, also in those that came to nothing.
-        save_s: time in saves.
-        restart_s: time in restarts and regroupings.
-        wait_s: time without enough machines.
-        machine_s: of machines held, whether or not they trained: all that were up, or as many
-            as the way can use.
+        way: Name of the way.
+        finished: Whether the job finished before the end of the recording.
+        committed: Samples in the committed trajectory, each once.
+        recomputed: Samples that were committed and lost, and must be trained again.
+        interrupted: Samples of steps that a loss interrupted, so that they were started twice.
+        lost: Samples that are missing in the trajectory; always 0.
+        losses: Machines lost during training.
+        saves: Number of saves.
+        restarts: Number of starts of processes, including the first.
+        train_s: Time in steps, including lost ones.
+        save_s: Time in saves.
+        restart_s: Time in restarts and regrouping.
+        wait_s: Time without enough machines.
+        machine_s: Machine-seconds of all machines that were up, or of as many as the way can use.
     """
 
     way: str
@@ -142,28 +141,28 @@ class SpotOutcome:
 
 
 def replay(recorded: Machines, job: SpotJob, ways: Sequence[Way]) -> tuple[SpotOutcome, ...]:
-    """Return what would have become of a job on recorded machines, in several ways.
+    """Replay a job on recorded machines in several ways.
 
     Raises:
-        ScenarioError: the job does not fit the recording.
+        ScenarioError: The job does not fit the recording.
     """
     slots = recorded.who.shape[1]
     if not 1 <= job.size <= slots or min(len(job.fixed_s), len(job.per_sample_s)) < slots:
         raise ScenarioError(
-            f"a job of {job.size} machines, with times of {len(job.fixed_s)} and "
-            f"{len(job.per_sample_s)}, on a recording of {slots}: size must lie between 1 and "
-            f"{slots}, and each needs a fixed time and one per sample"
+            f"invalid job for a recording of {slots} machines: size {job.size} must be between 1 "
+            f"and {slots}, and {len(job.fixed_s)} fixed times and {len(job.per_sample_s)} times "
+            "per sample must cover all machines"
         )
     if min(job.samples, job.global_batch) < 1 or min(job.per_sample_s) <= 0.0:
         raise ScenarioError(
-            f"a job of {job.samples} samples, {job.global_batch} to a step: both must be at least "
-            "1, and the time of a sample above 0"
+            f"invalid job of {job.samples} samples, {job.global_batch} per step: expected at least "
+            "1 of both, and a time per sample above 0"
         )
     return tuple(_SpotRun(recorded, job, way).run() for way in ways)
 
 
 class _SpotRun:
-    """One job in one way: a clock that goes from one change to the next."""
+    """One job in one way. Its clock advances from event to event."""
 
     def __init__(self, recorded: Machines, job: SpotJob, way: Way) -> None:
         self._recorded, self._job, self._way = recorded, job, way
@@ -172,17 +171,17 @@ class _SpotRun:
         self._end_s = len(recorded.who) * recorded.gap_s
         self._now_s = 0.0
         self._members = np.zeros(0, dtype=np.int64)
-        self._keepers = self._members  # machines that have what was committed last
+        self._keepers = self._members  # machines that hold the last committed state
         self._windows: list[tuple[int, int]] = []
         self._done = self._saved = 0
-        self._due_s = inf  # when to save next
+        self._due_s = inf  # time of the next save
         self._observed, self._marked_s = Observed(), 0.0
         self._recomputed = self._interrupted = self._losses = self._saves = self._restarts = 0
         self._spent_s = dict.fromkeys(("train", "save", "restart", "wait"), 0.0)
         self._steps_s: dict[bytes, float] = {}
 
     def run(self) -> SpotOutcome:
-        """Train until the job is done or the recording ends."""
+        """Train until the job or the recording ends."""
         while self._done < self._job.samples and self._form():
             while len(self._members) and self._done < self._job.samples:
                 self._train()
@@ -208,7 +207,7 @@ class _SpotRun:
         )
 
     def _form(self) -> bool:
-        """Wait until there are enough machines, and start on them; false if it never comes."""
+        """Wait for enough machines and start on them. Return ``False`` if they never come."""
         need = 1 if self._way.elastic else self._job.size
         tick = self._tick()
         enough = np.flatnonzero(self._up[tick:] >= need)
@@ -224,7 +223,7 @@ class _SpotRun:
         return True
 
     def _take_in(self, restart_s: float) -> None:
-        """Start on those who are there, or as many as the way uses, the members first."""
+        """Start on the present machines, or as many as the way uses, present members first."""
         self._mark()
         here = self._here()
         order = np.lexsort((self._recorded.slot[here], ~np.isin(here, self._keepers)))
@@ -236,7 +235,7 @@ class _SpotRun:
                 self._plan_save()
 
     def _train(self) -> None:
-        """Train until a save is due, or somebody comes or goes; then deal with that."""
+        """Train until the next event, which is a save, a loss or a new machine, and handle it."""
         step_s, job = self._step_s(), self._job
         left = -(-(job.samples - self._done) // job.global_batch)
         until_s = min(self._loss_s(), self._newcomer_s() if self._way.live else inf)
@@ -258,9 +257,9 @@ class _SpotRun:
             self._save()
 
     def _join(self, step_s: float) -> None:
-        """Take newcomers in, at the end of the step in which they come."""
+        """Add new machines at the end of the step in which they arrive."""
         if self._now_s < self._newcomer_s():
-            self._spend(step_s, "train")  # no loss comes before its end
+            self._spend(step_s, "train")  # no loss happens before its end
             self._commit(1)
         if self._done < self._job.samples:
             self._take_in(self._job.regroup_s)
@@ -286,7 +285,7 @@ class _SpotRun:
                 self._due_s = self._now_s + every_s
 
     def _spend(self, span_s: float, what: str) -> bool:
-        """Let time pass; false if a member is lost before it is over."""
+        """Advance the clock. Return ``False`` if a member is lost before the end."""
         loss_s = self._loss_s()
         until_s = min(self._now_s + span_s, loss_s)
         self._spent_s[what] += until_s - self._now_s
@@ -301,7 +300,7 @@ class _SpotRun:
         return False
 
     def _lose(self) -> None:
-        """Go on without those who are gone, or not at all."""
+        """Continue without the lost members, or stop."""
         left = self._members[self._recorded.gone[self._members] > self._tick()]
         gone = len(self._members) - len(left)
         self._losses += gone
@@ -314,13 +313,13 @@ class _SpotRun:
             self._take_in(self._job.regroup_s)
 
     def _mark(self) -> None:
-        """Count the losses that were to be expected since last time."""
+        """Count the expected losses since the last call."""
         if isinstance(self._way.saving, Saving):
             ages_s = self._ages_s()
             before_s = np.maximum(ages_s - (self._now_s - self._marked_s), 0.0)
             more = expected_losses(self._way.saving.lifetime, before_s, ages_s)
             seen = self._observed
-            # A model that allows nobody to get as old has proved wrong, and expects no more.
+            # A model that rules out such an age is wrong. Its infinite expectation does not count.
             self._observed = Observed(seen.failures, seen.expected + (more if more < inf else 0.0))
         self._marked_s = self._now_s
 
@@ -331,13 +330,13 @@ class _SpotRun:
         self._done = after
 
     def _fall_back(self) -> None:
-        """Give up what was committed after the last save."""
+        """Drop the steps that were committed after the last save."""
         self._recomputed += self._done - self._saved
         self._done, self._due_s = self._saved, inf
         self._windows = [window for window in self._windows if window[1] <= self._saved]
 
     def _check_trajectory(self) -> None:
-        """Assert that every sample of the trajectory is in it once."""
+        """Assert that the trajectory has every sample once."""
         firsts = [0, *(last for _, last in self._windows)]
         assert firsts == [*(first for first, _ in self._windows), self._done], "not exactly once"
 
@@ -353,11 +352,11 @@ class _SpotRun:
         return np.asarray(np.maximum(self._now_s - came_s, 0.0))
 
     def _loss_s(self) -> float:
-        """Return when the next member goes; at the end of the recording, all do."""
+        """Return the time of the next loss of a member, or the end of the recording."""
         return float(self._recorded.gone[self._members].min()) * self._recorded.gap_s
 
     def _newcomer_s(self) -> float:
-        """Return since when somebody is there who does not train yet, or will be."""
+        """Return the time from which a machine is present that does not train yet."""
         if len(np.setdiff1d(self._here(), self._members)):
             return self._now_s
         later = np.searchsorted(self._arrivals_s, self._now_s + _ROUNDING, side="right")

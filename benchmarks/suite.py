@@ -1,28 +1,29 @@
-"""Every policy in every scenario of the suite, paired by seed: is adaptive ever behind?
+"""Compare every policy with adaptive in every scenario of the suite, paired by seed.
 
     python benchmarks/suite.py [--seeds 20] [--lags 1,3,8] [--policies P,Q,...]
                                [--only SCENARIO,...] [--out results.json]
 
-Two tables, one line per scenario and lag, over all seeds:
+The benchmark prints two tables with one line per scenario and lag, over all seeds:
 
-* mean `efficiency_mean` of each policy (of the oracle, 1 is best; `informed` is the most that a
-  controller can reach);
-* adaptive: as a part of `informed`; against the best of the others, seed by seed, with a 95 %
-  bootstrap interval of the mean; its `efficiency`, that is with noise in the times, and how far
-  it is ahead in it; its settled `efficiency_mean`; its steps to 95 % from cold and after a change,
-  median and 90th percentile; changes of the split that gained nothing. FLAG: worse than the best
-  of the others by more than 1 %. noisy: so in `efficiency`. low: under 0.985 of informed.
+* The mean `efficiency_mean` of each policy. It is relative to the oracle, so 1 is best. `informed`
+  is the most that a controller can reach.
+* The results of adaptive: its efficiency relative to `informed`, and its lead over the best other
+  policy by seed, with a 95 % bootstrap interval of the mean. Further columns are its `efficiency`
+  with noise in the times, and its lead in that. Then follow its settled `efficiency_mean`, its
+  steps to 95 % from cold and after a change (median and 90th percentile), and changes of the split
+  without a gain. FLAG marks a deficit of more than 1 %, "noisy" the same in `efficiency`, and "low"
+  less than 0.985 of `informed`.
 
-Below them the figures that adaptive has to reach, and the time of a decision by fleet size. The
-exit code is 1 if one of them is missed or a place is flagged, 2 if nothing could be simulated.
-Seeds in which nothing changes, or only when fewer than lag + 10 steps are left, do not count
-in the steps after a change.
+Below, it prints the figures that adaptive has to reach, and the time of a decision by fleet size.
+The exit code is 1 if a figure is missed or a line has a FLAG, and 2 if no scenario could be
+simulated. Steps after a change do not count seeds without a change at least lag + 10 steps before
+the end.
 
-DBS and OmniLearn decide once an epoch, 100 steps if nothing else is said. The scenarios of their
-schedules have shorter epochs (10 steps in the one of DBS, several per level in that of
-OmniLearn), so both are run with 10 as well. A scenario that replays recorded loads is left out if
-EVENSTRIDE_DATA does not lead to them; a policy that a scenario cannot serve (static without
-declared resources) is shown as a dash.
+DBS and OmniLearn decide once per epoch, which has 100 steps by default. The scenarios of their
+schedules have shorter epochs: 10 steps for DBS, and several per level for OmniLearn. So both also
+run with 10 steps. A scenario that replays recorded loads is left out if EVENSTRIDE_DATA does not
+have them. A dash marks a policy that cannot serve a scenario, such as static without declared
+resources.
 """
 
 from __future__ import annotations
@@ -45,17 +46,18 @@ from evenstride.cli.arguments import split_lags, split_policies
 from evenstride.core.policies import POLICY_NAMES, policy_from_spec
 from evenstride.errors import ConfigError, ScenarioError
 from evenstride.sim.engine.lockstep import Simulation
+from evenstride.sim.scenario import builtin_scenarios
 from evenstride.sim.scenario.recordings import load_recording
 from evenstride.sim.scenario.scenario_file import load_scenario, read_yaml
 from evenstride.sim.scenario.scenario_model import LoadReplay, Scenario
 from evenstride.sim.scoring.suite import ScoredScenario, ScoreRow, Unfit, unfit
 
-# A script finds its own folder only.
+# A script has only its own folder on the path.
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.judging import OURS, Check, Place, checks, marks, our_table, policy_table, verdict
 
-SCENARIOS = Path(__file__).parent / "scenarios"
+SCENARIOS = builtin_scenarios.SCENARIOS
 PROCESSES = 2
 FLEET_SIZES = (10, 100, 1_000, 10_000, 100_000)
 MOST_DECIDE_S, MOST_SIMULATE_S = 0.010, 20.0
@@ -70,7 +72,7 @@ VARIANTS = (
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One scenario under one lag and seed, for all policies that can serve it."""
+    """One scenario with one lag and seed, for all policies that can serve it."""
 
     path: Path
     lag: int
@@ -90,7 +92,7 @@ class Cast:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is simulated; and for each scenario that is left out, why."""
+    """The scenarios to simulate, and the reasons for those that are left out."""
 
     casts: tuple[Cast, ...]
     missing: tuple[str, ...]
@@ -98,7 +100,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The rows of a task; and whether anything changes while there is time to follow it."""
+    """The rows of a task, and whether any speed changes early enough to be followed."""
 
     task: Task
     rows: tuple[ScoreRow, ...]
@@ -106,22 +108,22 @@ class Outcome:
 
 
 def default_policies() -> tuple[str, ...]:
-    """Return all policies, ours first; static in both its forms, others as published too."""
+    """Return all policies, adaptive first, including variants as published."""
     others = [name for name in POLICY_NAMES if name not in (OURS, "static")]
     return (OURS, "static", "static:cores", *sorted([*others, *VARIANTS]))
 
 
-def plan(asked: argparse.Namespace) -> Plan:
-    """Return everything to simulate, all of which will be served.
+def plan(args: argparse.Namespace) -> Plan:
+    """Return the scenarios to simulate, with the policies that can serve each.
 
     Raises:
-        ConfigError: a policy is unknown, a scenario is wrong, or adaptive cannot serve one.
+        ConfigError: A policy is unknown, a scenario is invalid, or adaptive cannot serve one.
     """
-    policies = (OURS, *(policy for policy in asked.policies if policy != OURS))
+    policies = (OURS, *(policy for policy in args.policies if policy != OURS))
     for policy in policies:
         policy_from_spec(policy)
     casts, missing = list[Cast](), list[str]()
-    for name in asked.only or sorted(path.stem for path in SCENARIOS.glob("*.yaml")):
+    for name in args.only or sorted(path.stem for path in SCENARIOS.glob("*.yaml")):
         path = SCENARIOS / f"{name}.yaml"
         try:
             casts.append(cast_of(path, load_scenario(path), policies))
@@ -133,10 +135,10 @@ def plan(asked: argparse.Namespace) -> Plan:
 
 
 def cast_of(path: Path, scenario: Scenario, policies: Sequence[str]) -> Cast:
-    """Return which policies can serve a scenario.
+    """Return a scenario with the policies that can serve it.
 
     Raises:
-        ConfigError: adaptive cannot.
+        ConfigError: adaptive cannot serve it.
     """
     reasons = {policy: unfit(policy, scenario) for policy in policies}
     if reasons[OURS]:
@@ -146,28 +148,28 @@ def cast_of(path: Path, scenario: Scenario, policies: Sequence[str]) -> Cast:
     return Cast(path, scenario.size * scenario.steps, served, tuple(unfits))
 
 
-def tasks_of(asked: argparse.Namespace, casts: Sequence[Cast]) -> list[Task]:
-    """Return each scenario with each lag and seed; large ones first, so that none ends late."""
-    seeds = range(asked.first_seed, asked.first_seed + asked.seeds)
+def tasks_of(args: argparse.Namespace, casts: Sequence[Cast]) -> list[Task]:
+    """Return each scenario with each lag and seed, large ones first, to keep all processes busy."""
+    seeds = range(args.first_seed, args.first_seed + args.seeds)
     return [
         Task(cast.path, lag, seed, cast.served)
         for cast in sorted(casts, key=lambda cast: -cast.size)
-        for lag in asked.lags
+        for lag in args.lags
         for seed in seeds
     ]
 
 
 def lacks_recording(path: Path) -> bool:
-    """Return whether a scenario, right in itself, replays a recording that is not there."""
+    """Return whether a valid scenario replays a recording that is missing."""
     try:
         scenario = Scenario.model_validate(read_yaml(path).plain)
     except ValidationError:
         return False
     days = {event.day for event in scenario.events if isinstance(event, LoadReplay)}
-    return not all(map(is_there, days))
+    return not all(map(is_readable, days))
 
 
-def is_there(day: str) -> bool:
+def is_readable(day: str) -> bool:
     """Return whether the recording of a day can be read."""
     try:
         load_recording(day)
@@ -177,7 +179,7 @@ def is_there(day: str) -> bool:
 
 
 def perform(task: Task) -> Outcome:
-    """Simulate one task, in a process of its own."""
+    """Simulate one task."""
     scenario = load_scenario(task.path, {"exchange.lag": task.lag})
     stage = ScoredScenario.of(scenario, task.seed)
     rows = tuple(stage.run(policy)[0] for policy in task.policies)
@@ -185,7 +187,7 @@ def perform(task: Task) -> Outcome:
 
 
 def perform_all(tasks: Sequence[Task]) -> Iterator[Outcome]:
-    """Simulate all tasks in processes, and tell on stderr how far it is."""
+    """Simulate all tasks in processes, and print the progress to stderr."""
     started_s = time.monotonic()
     with multiprocessing.get_context("spawn").Pool(PROCESSES) as pool:
         for done, outcome in enumerate(pool.imap_unordered(perform, tasks), start=1):
@@ -196,7 +198,7 @@ def perform_all(tasks: Sequence[Task]) -> Iterator[Outcome]:
 
 
 def gather(outcomes: Sequence[Outcome]) -> list[Place]:
-    """Return the rows by scenario and lag, each policy's in order of seed."""
+    """Return the rows by scenario and lag, those of each policy in order of seed."""
     grouped: dict[tuple[str, int], list[Outcome]] = defaultdict(list)
     for outcome in sorted(outcomes, key=lambda o: (o.task.path.stem, o.task.lag, o.task.seed)):
         grouped[outcome.task.path.stem, outcome.task.lag].append(outcome)
@@ -204,7 +206,7 @@ def gather(outcomes: Sequence[Outcome]) -> list[Place]:
 
 
 def place_of(scenario: str, lag: int, outcomes: Sequence[Outcome]) -> Place:
-    """Return what some seeds of one scenario at one lag tell."""
+    """Return the results of one scenario at one lag."""
     rows: dict[str, list[ScoreRow]] = defaultdict(list)
     for row in (row for outcome in outcomes for row in outcome.rows):
         rows[row.policy].append(row)
@@ -213,7 +215,7 @@ def place_of(scenario: str, lag: int, outcomes: Sequence[Outcome]) -> Place:
 
 
 def fleet(workers: int, steps: int) -> Scenario:
-    """Return a scenario of that many workers of ten kinds."""
+    """Return a scenario with workers of ten kinds."""
     kinds = [
         {"name": f"kind{n}", "count": workers // 10, "samples_per_s": 200 * (n + 1)}
         | {"fixed_s": 0.02, "noise": 0.05, "spike_rate": 0.01}
@@ -224,13 +226,13 @@ def fleet(workers: int, steps: int) -> Scenario:
 
 
 def decide_s(workers: int) -> float:
-    """Return the median time of our decisions in seconds."""
+    """Return the median time of a decision by adaptive in seconds."""
     track = Simulation(fleet(workers, 12), policy_from_spec(OURS)).run()
     return float(np.median(track.decide_s))
 
 
 def speed_checks() -> Iterator[Check]:
-    """Yield the time of a decision by fleet size, how it grows, and that of a whole simulation."""
+    """Yield the time of a decision by fleet size, its growth, and the time of a simulation."""
     times_s = {workers: decide_s(workers) for workers in FLEET_SIZES}
     for workers, spent_s in times_s.items():
         limit = f": at most {MOST_DECIDE_S * 1e3:.0f} ms" if workers == 10_000 else ""
@@ -249,7 +251,7 @@ def speed_checks() -> Iterator[Check]:
 
 
 def report_left_out(planned: Plan) -> None:
-    """Print what is not simulated, and why."""
+    """Print the scenarios and policies that are left out, with reasons."""
     for line in planned.missing:
         print(line)
     unfits = [one for cast in planned.casts for one in cast.unfit]
@@ -260,7 +262,7 @@ def report_left_out(planned: Plan) -> None:
 
 
 def report(places: Sequence[Place], policies: Sequence[str], found: Sequence[Check]) -> None:
-    """Print everything."""
+    """Print both tables, the checks and the verdict."""
     print(f"\nmean efficiency_mean over {len(places[0].changes)} seeds\n")
     print("\n".join(policy_table(places, policies)), "\n")
     print("\n".join(our_table(places)), "\n")
@@ -277,43 +279,46 @@ def write(path: Path, places: Sequence[Place], found: Sequence[Check]) -> None:
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """Return what is asked for.
+    """Parse the command line.
 
     Raises:
-        ConfigError: a list is not understood, or there is no seed.
+        ConfigError: A list is invalid, or there is no seed.
     """
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--lags", default="1,3,8")
     parser.add_argument("--policies", default=",".join(default_policies()))
-    parser.add_argument("--only", help="scenarios; the time of a decision is left out")
-    parser.add_argument("--out", type=Path, help="write all rows here as JSON")
-    asked = parser.parse_args(arguments)
-    if asked.seeds < 1 or asked.first_seed < 0:
-        raise ConfigError("seeds are numbers from 0, and at least one is needed (--seeds 1)")
-    asked.lags, asked.only = split_lags(asked.lags), asked.only and asked.only.split(",")
-    asked.policies = split_policies(asked.policies, "--policies")
-    return asked
+    parser.add_argument("--only", help="scenarios; skips the time of a decision")
+    parser.add_argument("--out", type=Path, help="file for all rows, as JSON")
+    args = parser.parse_args(arguments)
+    if args.seeds < 1 or args.first_seed < 0:
+        raise ConfigError(
+            f"invalid --seeds {args.seeds} or --first-seed {args.first_seed}: expected at least "
+            "one seed, numbered from 0"
+        )
+    args.lags, args.only = split_lags(args.lags), args.only and args.only.split(",")
+    args.policies = split_policies(args.policies, "--policies")
+    return args
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Simulate, print, write; return the exit code."""
+    """Simulate, print and write. Return the exit code."""
     try:
-        asked = parse(arguments)
-        planned = plan(asked)
+        args = parse(arguments)
+        planned = plan(args)
     except ConfigError as error:
         print(error, file=sys.stderr)
         return 2
     report_left_out(planned)
     if not planned.casts:
-        print("no scenario is left to compare in", file=sys.stderr)
+        print("no scenario can be simulated; see the reasons above", file=sys.stderr)
         return 2
-    places = gather(list(perform_all(tasks_of(asked, planned.casts))))
-    found = [*checks(places), *([] if asked.only else speed_checks())]
-    report(places, list(dict.fromkeys((OURS, *asked.policies))), found)
-    if asked.out:
-        write(asked.out, places, found)
+    places = gather(list(perform_all(tasks_of(args, planned.casts))))
+    found = [*checks(places), *([] if args.only else speed_checks())]
+    report(places, list(dict.fromkeys((OURS, *args.policies))), found)
+    if args.out:
+        write(args.out, places, found)
     missed = any(not check.kept for check in found)
     return int(missed or any("FLAG" in marks(place) for place in places))
 

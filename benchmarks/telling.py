@@ -1,11 +1,11 @@
-"""What alerts and sinks cost the leader at each exchange, for several numbers of workers.
+"""Measure the cost of alerts and sinks to the leader at each exchange, by number of workers.
 
     python benchmarks/telling.py [--out results.json]
 
-Workers are made up, the leader and the sinks are not. Processor time of the whole process is
-measured, so that what a sink's own threads take is in it. Exchanges are at least 0.3 s apart, and
-5 s when it is calm; the budget is 0.25 ms of a 50 ms step and 0.1 ms of one of 5 ms, for all that
-evenstride does together.
+Workers are synthetic, the leader and the sinks are real. The benchmark measures the processor time
+of the whole process, which includes threads of the sinks. Exchanges are at least 0.3 s apart, and
+5 s in steady state. The budget of evenstride as a whole is 0.25 ms of a 50 ms step and 0.1 ms of a
+5 ms step.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ EXCHANGES, ROUNDS, STEPS, STEP_S = 40, 5, 10, 0.05
 
 
 def measured(workers: int, sink: str, folder: Path) -> float:
-    """Return the processor time of an exchange's telling in seconds: the median of rounds."""
+    """Return the processor time of alerts and sinks per exchange in seconds, a median of rounds."""
     where = {"csv": folder / f"{workers}.csv", "tensorboard": folder / str(workers)}
-    asked = [] if sink == "none" else [f"{sink}:{where.get(sink, 0)}"]
+    sinks = [] if sink == "none" else [f"{sink}:{where.get(sink, 0)}"]
     leader = Leader(Control(policy_from_spec("uniform")))
     fleet = tuple(Worker(f"node-{rank}/{rank}") for rank in range(workers))
     leader.form(FleetFormed(0, 0, 32 * workers, fleet))
-    leader.board = TelemetryBoard(open_sinks(asked))
+    leader.board = TelemetryBoard(open_sinks(sinks))
     taken_s, step = [], 0
     for _ in range(ROUNDS):
         round_s = 0.0
@@ -79,20 +79,20 @@ def run() -> dict[str, Any]:
 
 
 def table(found: dict[str, Any]) -> str:
-    """Return the figures as Markdown, the least possible time between exchanges beside them."""
+    """Return the figures as a Markdown table."""
     lines = [
-        "| told to | " + " | ".join(f"{workers:,} workers" for workers in WORKERS) + " |",
+        "| sink | " + " | ".join(f"{workers:,} workers" for workers in WORKERS) + " |",
         "|---|" + "---|" * len(WORKERS),
     ]
     for sink, by_workers in found["exchange_s"].items():
-        name = "the log only (alerts)" if sink == "none" else sink
+        name = "log only (alerts)" if sink == "none" else sink
         cells = " | ".join(f"{seconds * 1e3:.2f} ms" for seconds in by_workers.values())
         lines.append(f"| {name} | {cells} |")
     return "\n".join(lines)
 
 
 def main() -> None:
-    """Measure, print and keep."""
+    """Measure, print and save."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")

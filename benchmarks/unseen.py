@@ -1,16 +1,17 @@
-"""Scenarios that nobody wrote: is adaptive behind in any of them?
+"""Compare adaptive with other policies in randomly generated scenarios.
 
     python benchmarks/unseen.py [--first 0] [--count 120] [--policies P,Q,...] [--out rows.json]
 
-Each number makes one scenario, always the same: 2 to 24 workers of up to four kinds, steps of some
-milliseconds to seconds, any noise, spikes, floors, knees and caps, up to three events of any kind,
-an exchange after each step, every five, or when the leader asks, and a lag of 1, 3 or 8. The suite
-was written by those who wrote the policy; here a rule that fits the suite alone shows.
+Each number generates one scenario, which is always the same. It has 2 to 24 workers of up to four
+kinds, and steps of some milliseconds to seconds. It has random noise, spikes, floors, saturation
+and largest shares, and up to three events. Exchanges take place after each step, every five steps
+or as the leader decides, and the lag is 1, 3 or 8. The authors of the policy also wrote the suite.
+Random scenarios reveal rules that fit only the suite.
 
-One line per scenario: how far adaptive is ahead of the best of the others, which one that is, and
-what happens there; `behind` marks more than 1 %. Below them the mean, and how many are behind. The
-exit code is 2 if nothing could be simulated, else 0: some are expected to be behind, as one run of
-300 steps is also luck.
+Each scenario prints one line: the lead of adaptive over the best other policy, the name of that
+policy, and the events. `behind` marks a deficit of more than 1 %. Below, the benchmark prints the
+mean and the number of deficits. The exit code is 2 if no scenario could be simulated, and else 0.
+Some deficits are expected, because the result of one run of 300 steps is partly random.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ Rng = np.random.Generator
 
 
 def scenario(number: int) -> Scenario:
-    """Return the scenario of a number."""
+    """Return the scenario with a number."""
     rng = np.random.default_rng([2026, number])
     size, share = int(rng.choice(SIZES)), int(rng.choice([8, 32, 64, 128]))
     rate = _between(rng, 100, 5000)
@@ -62,12 +63,12 @@ def scenario(number: int) -> Scenario:
 
 
 def _between(rng: Rng, low: float, high: float) -> float:
-    """Return a value between two, even in its logarithm."""
+    """Return a random value between two, with a uniform logarithm."""
     return float(np.exp(rng.uniform(np.log(low), np.log(high))))
 
 
 def _workers(rng: Rng, size: int, share: int, rate: float) -> Iterator[Plain]:
-    """Yield the kinds; ``rate`` is the samples per second of the fastest there may be."""
+    """Yield the kinds of workers. ``rate`` is the largest possible speed in samples per second."""
     kinds = min(size, int(rng.integers(1, 5)))
     counts = 1 + rng.multinomial(size - kinds, np.full(kinds, 1 / kinds))
     noise, spikes = rng.choice([0.01, 0.02, 0.05, 0.1]), rng.choice([0.0, 0.005, 0.02])
@@ -114,7 +115,7 @@ def _events(rng: Rng, size: int) -> Iterator[Plain]:
 
 
 def perform(task: tuple[int, tuple[str, ...]]) -> tuple[int, tuple[ScoreRow, ...]]:
-    """Simulate one scenario under each policy; no rows if no split fits its bounds."""
+    """Simulate one scenario with each policy. Return no rows if no split fits its bounds."""
     number, policies = task
     try:
         stage = ScoredScenario.of(scenario(number), number)
@@ -124,67 +125,72 @@ def perform(task: tuple[int, tuple[str, ...]]) -> tuple[int, tuple[ScoreRow, ...
 
 
 def line(number: int, rows: Sequence[ScoreRow]) -> tuple[str, float]:
-    """Return what to print of a scenario, and how far adaptive is ahead there."""
+    """Return the line of a scenario, and the relative lead of adaptive."""
     ours, *others = rows
     best = max(others, key=lambda row: row.efficiency_mean)
     ahead = ours.efficiency_mean / best.efficiency_mean - 1
     known = scenario(number)
     happens = ", ".join(event.kind for event in known.events) or "nothing"
-    told = (
+    text = (
         f"{number:5}  {ahead:+7.2%} of {best.policy:24} {ours.efficiency_mean:.3f}, informed "
         f"{ours.informed:.3f}; {known.size} workers, every {known.exchange.every}, "
         f"lag {known.exchange.lag}: {happens}"
     )
-    return told + ("  behind" if ahead < BEHIND else ""), ahead
+    return text + ("  behind" if ahead < BEHIND else ""), ahead
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """Return what is asked for.
+    """Parse the command line.
 
     Raises:
-        ConfigError: a list is not understood, a policy is unknown, or there is no scenario.
+        ConfigError: A list is invalid, a policy is unknown, or there is no scenario.
     """
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     parser.add_argument("--first", type=int, default=0, help="number of the first scenario")
     parser.add_argument("--count", type=int, default=120)
-    parser.add_argument("--policies", default=OTHERS, help="whom to compare with")
-    parser.add_argument("--out", type=Path, help="write all rows here as JSON")
-    asked = parser.parse_args(arguments)
-    if asked.count < 1 or asked.first < 0:
-        raise ConfigError("scenarios are numbered from 0, and at least one is needed (--count 1)")
-    others = [policy for policy in split_policies(asked.policies, "--policies") if policy != OURS]
+    parser.add_argument("--policies", default=OTHERS, help="policies to compare with")
+    parser.add_argument("--out", type=Path, help="file for all rows, as JSON")
+    args = parser.parse_args(arguments)
+    if args.count < 1 or args.first < 0:
+        raise ConfigError(
+            f"invalid --first {args.first} or --count {args.count}: expected at least one "
+            "scenario, numbered from 0"
+        )
+    others = [policy for policy in split_policies(args.policies, "--policies") if policy != OURS]
     if not others:
-        raise ConfigError("--policies: adaptive needs another one to be compared with")
+        raise ConfigError(
+            f"invalid --policies {args.policies!r}: expected another one than adaptive"
+        )
     for policy in others:
         policy_from_spec(policy)
-    asked.policies = (OURS, *others)
-    return asked
+    args.policies = (OURS, *others)
+    return args
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Simulate, print, write; return the exit code."""
+    """Simulate, print and write. Return the exit code."""
     try:
-        asked = parse(arguments)
+        args = parse(arguments)
     except ConfigError as error:
         print(error, file=sys.stderr)
         return 2
-    tasks = [(n, asked.policies) for n in range(asked.first, asked.first + asked.count)]
+    tasks = [(n, args.policies) for n in range(args.first, args.first + args.count)]
     found: list[ScoreRow] = []
     ahead: list[float] = []
     with multiprocessing.get_context("spawn").Pool(PROCESSES) as pool:
         for number, rows in pool.imap(perform, tasks):
             if rows:
-                told, part = line(number, rows)
-                print(told, flush=True)
+                text, part = line(number, rows)
+                print(text, flush=True)
                 found, ahead = [*found, *rows], [*ahead, part]
     if not ahead:
-        print("no split fits any of these scenarios", file=sys.stderr)
+        print("no scenario has a split within its bounds; give other numbers", file=sys.stderr)
         return 2
     behind = sum(part < BEHIND for part in ahead)
     print(f"{len(ahead)} scenarios: {np.mean(ahead):+.2%} on average, {behind} behind by over 1 %")
-    if asked.out:
-        asked.out.parent.mkdir(parents=True, exist_ok=True)
-        asked.out.write_text(json.dumps({"rows": [asdict(row) for row in found]}) + "\n")
+    if args.out:
+        args.out.parent.mkdir(parents=True, exist_ok=True)
+        args.out.write_text(json.dumps({"rows": [asdict(row) for row in found]}) + "\n")
     return 0
 
 

@@ -1,4 +1,4 @@
-"""Runs that never were: the real control on workers of made-up times, and the trace of it."""
+"""Synthetic runs: the real controller on workers with computed times, and the trace of the run."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ from evenstride.core.time_model.observation import Measurements, Observation, Pe
 from evenstride.trace.codec import TraceWriter
 
 Times = Callable[[int, IntArray], FloatArray]
-"""Gives the seconds of own work in some steps: the first one's number, and all shares."""
+"""Returns busy times of some steps in seconds, from the number of the first step and all shares."""
 
 
 class VirtualRun:
-    """Trains in windows of steps, each with an exchange behind it, and writes the trace.
+    """Trains in windows of steps, each followed by an exchange, and writes the trace.
 
     Args:
-        writer: of the trace.
-        policy: by its specification.
-        batch: samples of a step.
-        names: of the workers.
-        times: of their steps; shares and times are ``(steps, workers)``.
-        communication_s: of every step.
-        held: what the workers tell of their memory in each exchange.
-        fresh: whether the very first step is the first of a pass, and tells nothing of speed.
-        begins_s: on the leader's clock.
+        writer: Writer of the trace.
+        policy: Specification of the policy.
+        batch: Samples per step.
+        names: Names of the workers.
+        times: Function for busy times. Shares and times are ``(steps, workers)``.
+        communication_s: Communication time of every step.
+        held: Memory that the workers report in each exchange.
+        fresh: Whether the first step is the first of a pass, which is not modelled.
+        begins_s: Start time on the leader's clock.
     """
 
     def __init__(
@@ -60,23 +60,23 @@ class VirtualRun:
         self.step, self.clock_s, self.after = 0, begins_s, 1
 
     def begin(self, generation: int = 0) -> None:
-        """Form the group of all workers."""
+        """Form the process group of all workers."""
         workers = tuple(map(Worker, self.names))
         self.put(FleetFormed(generation, self.step, self._batch, workers))
 
     def shares_at(self, step: int) -> Shares:
-        """Return the shares that hold in a step."""
+        """Return the shares of a step."""
         return self._schedule.shares_at(step)
 
     def pause(self, seconds: float) -> None:
-        """Let something else than training take some time before the next step."""
+        """Spend time outside training before the next step."""
         self.clock_s += seconds
         self._apart_s = seconds
 
     def window(self, steps: int) -> FloatArray:
-        """Train some steps and exchange; return the times that they took.
+        """Train some steps, exchange, and return the busy times.
 
-        ``after`` is how many steps the control wants from now until the next exchange.
+        Afterwards, `after` is the number of steps until the next exchange.
         """
         first = self.step
         shares = np.array([self.shares_at(step) for step in range(first, first + steps)])
@@ -88,11 +88,11 @@ class VirtualRun:
         return busy_s
 
     def turn(self, batch: int) -> None:
-        """Go on with another global batch."""
+        """Continue with another global batch."""
         self.put(EpochEnded(self.step, self.step, batch, batch))
 
     def _observed(self, first: int, shares: IntArray, busy_s: FloatArray) -> list[Observation]:
-        """Return what each worker tells: one observation for each stretch of the same shares."""
+        """Return the observations of each worker, one per stretch of steps with equal shares."""
         wait_s = busy_s.max(axis=1)[:, np.newaxis] - busy_s + self._communication_s
         apart_s, self._apart_s = self._apart_s, 0.0
         fresh, count = self._fresh and first == 0, len(shares)
@@ -116,5 +116,5 @@ class VirtualRun:
         self._control, verdict = advance(self._control, event)
         self.writer.event(self.clock_s, event, verdict)
         if verdict.shares is not None:
-            self._schedule = self._schedule.decided_anew(verdict.effective, verdict.shares)
+            self._schedule = self._schedule.replaced_from(verdict.effective, verdict.shares)
         self.after = verdict.exchange_after

@@ -1,7 +1,9 @@
-"""The twenty-line DDP loop, with evenstride's four lines marked.
+"""A DDP training loop; numbered comments mark the four lines that evenstride adds or replaces.
 
-torchrun --nproc-per-node 2 examples/ddp.py
-evenstride lab --speeds 1,0.5,0.25 -- examples/ddp.py
+Start it with two workers, or with three of unequal speed on one machine:
+
+    torchrun --nproc-per-node 2 examples/ddp.py
+    evenstride lab --speeds 1,0.5,0.25 -- examples/ddp.py
 """
 
 import argparse
@@ -20,7 +22,7 @@ def main(samples: int, epochs: int) -> None:
     dist.init_process_group()
     torch.manual_seed(0)
     rows = torch.randn(samples, 64)
-    dataset = TensorDataset(rows, rows[:, :10].argmax(1))  # which of ten numbers is the largest?
+    dataset = TensorDataset(rows, rows[:, :10].argmax(1))  # class: the largest of ten numbers
     net = nn.Sequential(
         nn.Linear(64, 1024), nn.ReLU(), nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 10)
     )
@@ -34,12 +36,12 @@ def main(samples: int, epochs: int) -> None:
         total, trained = 0.0, 0
         for x, y in loader:
             loss = F.cross_entropy(model(x), y)
-            stride.scale(loss).backward()  # 4: the exact mean, however the batch was split
+            stride.scale(loss).backward()  # 4: the exact gradient for any split
             optimizer.step()
             optimizer.zero_grad()
             total += loss.item() * stride.samples
             trained += stride.samples
-        mean = stride.mean(total, trained)  # over all workers' samples of the epoch
+        mean = stride.mean(total, trained)  # over the samples of all workers
         if dist.get_rank() == 0:
             print(f"epoch {epoch + 1}: loss {mean:.3f}")
 

@@ -1,9 +1,9 @@
-"""Fashion-MNIST with a ResNet-18: augmentation, evaluation, and a checkpoint to resume from.
+"""A ResNet-18 on Fashion-MNIST, with augmentation, evaluation and resume from a checkpoint.
 
-torchrun --nproc-per-node 2 examples/fashion_resnet.py --data DIR --checkpoint run.pt
+    torchrun --nproc-per-node 2 examples/fashion_resnet.py --data DIR --checkpoint run.pt
 
-DIR holds the four .gz files of https://github.com/zalandoresearch/fashion-mnist. Stop the run
-when you like and start it again, with more or fewer workers: it goes on in mid-epoch.
+DIR holds the four .gz files of https://github.com/zalandoresearch/fashion-mnist. You can stop the
+run at any time and start it again with more or fewer workers. It continues inside the epoch.
 """
 
 import argparse
@@ -26,7 +26,7 @@ DEFAULT = Path(os.environ.get("EVENSTRIDE_DATA", "data"), "fashion-mnist")
 
 
 def read_idx(path: Path) -> Tensor:
-    """Return the array of bytes in a gzipped IDX file."""
+    """Return the bytes of a gzipped IDX file as a tensor."""
     if not path.is_file():
         raise SystemExit(f"{path} is missing; pass --data DIR with Fashion-MNIST's four .gz files")
     raw = bytearray(gzip.decompress(path.read_bytes()))
@@ -36,7 +36,7 @@ def read_idx(path: Path) -> Tensor:
 
 
 class Fashion(Dataset[tuple[Tensor, Tensor]]):
-    """Images of clothes, cropped and flipped at random if ``augment``."""
+    """Fashion-MNIST. With ``augment``, each image is randomly cropped and flipped."""
 
     def __init__(self, folder: Path, part: str, limit: int | None, augment: bool) -> None:
         self.images = read_idx(folder / f"{part}-images-idx3-ubyte.gz")[:limit]
@@ -49,7 +49,7 @@ class Fashion(Dataset[tuple[Tensor, Tensor]]):
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         image = (self.images[index].float() / 255 - 0.286).unsqueeze(0) / 0.353
         if self.augment:
-            # evenstride seeds each sample by (seed, epoch, index): the same crop on any worker.
+            # evenstride seeds each sample by (seed, epoch, index), so any worker draws this crop.
             height, width = image.shape[1:]
             top, left = torch.randint(5, (2,)).tolist()
             image = F.pad(image, (2, 2, 2, 2))[:, top : top + height, left : left + width]
@@ -59,10 +59,10 @@ class Fashion(Dataset[tuple[Tensor, Tensor]]):
 
 
 def conv(inputs: int, outputs: int, stride: int = 1, size: int = 3) -> nn.Sequential:
-    """Return a convolution with its norm.
+    """Return a convolution with group norm.
 
-    Batch norm would make a sample's gradient depend on which others share its worker; group
-    norm looks at one sample at a time, so that the split changes nothing.
+    With batch norm, a sample's gradient would depend on the other samples of its mini-batch.
+    Group norm normalises each sample alone, so the split does not change the gradient.
     """
     layer = nn.Conv2d(inputs, outputs, size, stride, padding=size // 2, bias=False)
     return nn.Sequential(layer, nn.GroupNorm(4, outputs))
@@ -82,7 +82,7 @@ class Block(nn.Module):
 
 
 def resnet18(width: int, classes: int = 10) -> nn.Module:
-    """Return a ResNet-18 for small grey images; its own width is 64."""
+    """Return a ResNet-18 for small grey images. The standard width is 64."""
     blocks, inputs = [], width
     for stage in range(4):
         outputs = width * 2**stage
@@ -94,7 +94,7 @@ def resnet18(width: int, classes: int = 10) -> nn.Module:
 
 @torch.no_grad()
 def evaluate(stride: evenstride.Stride, net: nn.Module, loader: DataLoader) -> tuple[float, float]:
-    """Return the loss and the accuracy over all workers' images, each counted once."""
+    """Return loss and accuracy over the images of all workers, each counted once."""
     net.eval()
     loss, right, images = 0.0, 0, 0
     for x, y in loader:
@@ -107,14 +107,14 @@ def evaluate(stride: evenstride.Stride, net: nn.Module, loader: DataLoader) -> t
 
 
 def save(path: Path, **parts: Stateful) -> None:
-    """Replace the checkpoint in one go, so that a run that is killed leaves a whole one."""
+    """Replace the checkpoint atomically, so that it is complete even if the run is killed."""
     fresh = path.with_suffix(".tmp")
     torch.save({name: part.state_dict() for name, part in parts.items()}, fresh)
     fresh.replace(path)
 
 
 def load(path: Path, **parts: Stateful) -> None:
-    """Take up a checkpoint; every rank reads the same file."""
+    """Restore a checkpoint. Every rank reads the same file."""
     for name, state in torch.load(path).items():
         parts[name].load_state_dict(state)
 
@@ -151,9 +151,9 @@ def main(args: argparse.Namespace) -> None:
                 save(args.checkpoint, **parts)
         if saves:
             save(args.checkpoint, **parts)
-        if stride.epoch == epoch:  # it did not end: EVENSTRIDE_MAX_STEPS, as the lab sets it
+        if stride.epoch == epoch:  # EVENSTRIDE_MAX_STEPS, which `evenstride lab` sets, ended it
             break
-        # The bare net: workers run different numbers of batches, and need no synchronisation.
+        # Without DDP: the workers evaluate different numbers of batches.
         tested = evaluate(stride, net, test_loader)
         if leader:
             print("epoch {}: test loss {:.4f}, accuracy {:.2%}".format(epoch, *tested), flush=True)
@@ -164,12 +164,12 @@ def main(args: argparse.Namespace) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
-    parser.add_argument("--data", type=Path, default=DEFAULT)
-    parser.add_argument("--checkpoint", type=Path)
-    parser.add_argument("--save-every", type=int, default=50, help="steps")
+    parser.add_argument("--data", type=Path, default=DEFAULT, help="folder of Fashion-MNIST")
+    parser.add_argument("--checkpoint", type=Path, help="file to save to and resume from")
+    parser.add_argument("--save-every", type=int, default=50, help="steps between checkpoints")
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--global-batch", type=int, default=256)
-    parser.add_argument("--width", type=int, default=16, help="64 is ResNet-18's own")
-    parser.add_argument("--limit", type=int, help="images of each part, for a quick try")
+    parser.add_argument("--width", type=int, default=16, help="the standard is 64")
+    parser.add_argument("--limit", type=int, help="use only the first images of each set")
     parser.add_argument("--num-workers", type=int, default=2)
     main(parser.parse_args())

@@ -1,8 +1,8 @@
-"""A training loop of Lightning Fabric, with evenstride's lines marked.
+"""A training loop with Lightning Fabric; numbered comments mark evenstride's lines.
 
-torchrun --nproc-per-node 2 examples/lightning_fabric.py --accelerator cpu --checkpoint FILE
+    torchrun --nproc-per-node 2 examples/lightning_fabric.py --accelerator cpu --checkpoint FILE
 
-Why each line is as it is stands in docs/how-to/lightning.md.
+docs/how-to/lightning.md explains each numbered line.
 """
 
 import argparse
@@ -20,7 +20,7 @@ import evenstride
 
 
 def rows(samples: int, seed: int) -> Dataset:
-    """Return rows of numbers, and which of the first ten is the largest."""
+    """Return rows of random numbers. The class is the index of the largest of the first ten."""
     numbers = torch.randn(samples, 64, generator=torch.Generator().manual_seed(seed))
     return TensorDataset(numbers, numbers[:, :10].argmax(1))
 
@@ -32,14 +32,14 @@ def small_net() -> nn.Module:
 
 @torch.no_grad()
 def evaluate(stride: evenstride.Stride, model: nn.Module, loader: DataLoader) -> float:
-    """Return the loss over all workers' rows, each counted once."""
+    """Return the mean loss over the rows of all workers, each counted once."""
     model.eval()
     loss, count = 0.0, 0
     for x, y in loader:
         loss += F.cross_entropy(model(x), y, reduction="sum").item()
         count += len(y)
     model.train()
-    return stride.mean(loss, count)  # 7: not fabric.all_reduce, which weighs workers alike
+    return stride.mean(loss, count)  # 7: not fabric.all_reduce, which weights workers equally
 
 
 def launched(args: argparse.Namespace) -> Fabric:
@@ -64,11 +64,11 @@ def main(args: argparse.Namespace) -> nn.Module:
     loader, test_loader = fabric.setup_dataloaders(
         stride.loader(rows(args.samples, seed=1), max_micro_batch=args.max_micro_batch),  # 2
         stride.loader(rows(args.samples // 4, seed=2), train=False),
-        use_distributed_sampler=False,  # 3: they know already which samples are this worker's
+        use_distributed_sampler=False,  # 3: the loaders already select the samples of this worker
     )
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, args.epochs * len(loader))
     model, optimizer = fabric.setup(net, optimizer)
-    # 4: the engine inside Fabric's wrapper; the bare model where there is one worker
+    # 4: the DDP module inside Fabric's wrapper, or the plain model with one worker
     parts = (part for part in model.modules() if isinstance(part, DistributedDataParallel))
     engine = stride.watch(next(parts, net))
     state = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "stride": stride}
@@ -80,7 +80,7 @@ def main(args: argparse.Namespace) -> nn.Module:
         for x, y in loader:
             with stride.accumulate(engine):  # 5: instead of fabric.no_backward_sync(model, ...)
                 loss = F.cross_entropy(model(x), y)
-                fabric.backward(stride.scale(loss))  # 6: exact, however the batch was split
+                fabric.backward(stride.scale(loss))  # 6: the exact gradient for any split
             if stride.synced:
                 fabric.clip_gradients(model, optimizer, max_norm=1.0)
                 optimizer.step()
@@ -88,7 +88,7 @@ def main(args: argparse.Namespace) -> nn.Module:
                 optimizer.zero_grad()
                 if args.checkpoint and stride.step % args.save_every == 0:
                     fabric.save(args.checkpoint, state)
-        if stride.epoch == epoch:  # it did not end: EVENSTRIDE_MAX_STEPS, as the lab sets it
+        if stride.epoch == epoch:  # EVENSTRIDE_MAX_STEPS, which `evenstride lab` sets, ended it
             break
         tested = evaluate(stride, model, test_loader)
         fabric.print(f"epoch {epoch + 1}: test loss {tested:.4f}")
@@ -105,9 +105,9 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--samples", type=int, default=16384)
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--global-batch", type=int, default=512)
-    parser.add_argument("--max-micro-batch", type=int, help="most samples at once on a worker")
-    parser.add_argument("--checkpoint", type=Path, help="file")
-    parser.add_argument("--save-every", type=int, default=50, help="steps")
+    parser.add_argument("--max-micro-batch", type=int, help="largest micro-batch, in samples")
+    parser.add_argument("--checkpoint", type=Path, help="file of the checkpoint")
+    parser.add_argument("--save-every", type=int, default=50, help="steps between checkpoints")
     return parser
 
 

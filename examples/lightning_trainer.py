@@ -1,8 +1,8 @@
-"""A LightningModule and its Trainer, with evenstride's lines marked.
+"""A LightningModule with a Lightning Trainer; numbered comments mark evenstride's lines.
 
-torchrun --nproc-per-node 2 examples/lightning_trainer.py --accelerator cpu --checkpoint DIR
+    torchrun --nproc-per-node 2 examples/lightning_trainer.py --accelerator cpu --checkpoint DIR
 
-Why each line is as it is stands in docs/how-to/lightning.md.
+docs/how-to/lightning.md explains each numbered line.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from evenstride.integrations.lightning import TrainerLoader
 
 
 def rows(samples: int, seed: int) -> Dataset:
-    """Return rows of numbers, and which of the first ten is the largest."""
+    """Return rows of random numbers. The class is the index of the largest of the first ten."""
     numbers = torch.randn(samples, 64, generator=torch.Generator().manual_seed(seed))
     return TensorDataset(numbers, numbers[:, :10].argmax(1))
 
@@ -39,13 +39,13 @@ class Classifier(L.LightningModule):
         super().__init__()
         self.args, self.net = args, small_net()
 
-    def setup(self, stage: str) -> None:  # the first hook that has the process group
-        if not hasattr(self, "stride"):  # "fit", "validate" and "test" share it
+    def setup(self, stage: str) -> None:  # the first hook after the process group exists
+        if not hasattr(self, "stride"):  # "fit", "validate" and "test" use the same one
             self.stride = evenstride.Stride(self.args.global_batch)  # 1: over all workers
 
     def train_dataloader(self) -> TrainerLoader:
         loader = self.stride.loader(rows(self.args.samples, seed=1))  # 2: instead of DataLoader
-        return TrainerLoader(self.stride, loader)  # 3: in the form that a Trainer wants
+        return TrainerLoader(self.stride, loader)  # 3: adapts it to the Trainer
 
     def val_dataloader(self) -> DataLoader:
         return self.stride.loader(rows(self.args.samples // 4, seed=2), train=False)  # 4
@@ -53,17 +53,17 @@ class Classifier(L.LightningModule):
     def test_dataloader(self) -> DataLoader:
         return self.stride.loader(rows(self.args.samples // 4, seed=3), train=False)
 
-    def predict_dataloader(self) -> TrainerLoader:  # so that Lightning does not make it again
+    def predict_dataloader(self) -> TrainerLoader:  # prevents Lightning from re-creating the loader
         loader = self.stride.loader(rows(self.args.samples // 4, seed=3), train=False)
         return TrainerLoader(self.stride, loader)
 
     def on_train_start(self) -> None:
-        self.stride.watch(self.trainer.strategy.model)  # 5: DistributedDataParallel is there now
+        self.stride.watch(self.trainer.strategy.model)  # 5: DistributedDataParallel exists now
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         x, y = batch
         loss = F.cross_entropy(self.net(x), y)
-        return self.stride.scale(loss)  # 6: exact, however the batch was split
+        return self.stride.scale(loss)  # 6: the exact gradient for any split
 
     def on_validation_epoch_start(self) -> None:
         self.loss, self.count = 0.0, 0
@@ -102,7 +102,7 @@ class Classifier(L.LightningModule):
         checkpoint["stride"] = self.stride.state_dict()  # 8: the position in the data
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        # 9: not to evaluate, nor in load_from_checkpoint(), where only the weights count
+        # 9: evaluation and load_from_checkpoint() need the weights only
         if hasattr(self, "stride") and self.trainer.state.fn == "fit":
             self.stride.load_state_dict(checkpoint["stride"])
 
@@ -119,7 +119,7 @@ def trainer_for(args: argparse.Namespace) -> L.Trainer:
         max_epochs=args.epochs,
         gradient_clip_val=1.0,
         accumulate_grad_batches=args.accumulate,
-        use_distributed_sampler=False,  # 10: stride's loaders know whose samples are whose
+        use_distributed_sampler=False,  # 10: the loaders already select the samples of this worker
         callbacks=[saving] if args.checkpoint else [],
         enable_checkpointing=bool(args.checkpoint),
         enable_progress_bar=False,
@@ -145,8 +145,8 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--global-batch", type=int, default=512)
     parser.add_argument("--accumulate", type=int, default=1, help="global batches per update")
-    parser.add_argument("--checkpoint", type=Path, help="folder")
-    parser.add_argument("--save-every", type=int, default=50, help="updates")
+    parser.add_argument("--checkpoint", type=Path, help="folder of the checkpoints")
+    parser.add_argument("--save-every", type=int, default=50, help="updates between checkpoints")
     return parser
 
 

@@ -1,15 +1,15 @@
-"""Linear regression on a table: the same result for any number of workers.
+"""Linear regression on a table, with the same result for any number of workers.
 
-python examples/linear_regression.py --table power-plant.txt.gz
-torchrun --nproc-per-node 2 examples/linear_regression.py --table power-plant.txt.gz
-torchrun --nproc-per-node 3 examples/linear_regression.py --table power-plant.txt.gz
+    python examples/linear_regression.py --table power-plant.txt.gz
+    torchrun --nproc-per-node 2 examples/linear_regression.py --table power-plant.txt.gz
+    torchrun --nproc-per-node 3 examples/linear_regression.py --table power-plant.txt.gz
 
-On the UCI's power plant all three print the same line:
+On the power plant data set of UCI, all three print the same line:
 
-RMSE 4.557547726 after 760 steps; least squares reaches 4.557126017
+    RMSE 4.557547726 after 760 steps; least squares reaches 4.557126017
 
-A step's 256 rows are the same whoever gets which of them, and its gradient is their exact mean.
-The table is white-space separated numbers, the target in the last column; .gz is read too.
+Each step trains the same 256 rows for any split, and its gradient is their exact mean. The table
+consists of white-space separated numbers with the target in the last column. It may be gzipped.
 """
 
 import argparse
@@ -30,9 +30,11 @@ DEFAULT = Path(os.environ.get("EVENSTRIDE_DATA", "data"), "uci-regression", "pow
 
 
 def read_table(path: Path) -> tuple[torch.Tensor, torch.Tensor, float]:
-    """Return features and target, standardised, and the target's standard deviation."""
+    """Return the standardised features and target, and the standard deviation of the target."""
     if not path.is_file():
-        raise SystemExit(f"{path} is missing; pass --table FILE, numbers with the target last")
+        raise SystemExit(
+            f"{path} is missing; pass --table FILE, a table of numbers with the target last"
+        )
     table = torch.from_numpy(np.loadtxt(path))
     std = table.std(0)
     table = (table - table.mean(0)) / std
@@ -41,7 +43,7 @@ def read_table(path: Path) -> tuple[torch.Tensor, torch.Tensor, float]:
 
 def main(table: Path, epochs: int) -> None:
     features, target, std = read_table(table)
-    if "WORLD_SIZE" in os.environ:  # set by torchrun; plain python is a run with one worker
+    if "WORLD_SIZE" in os.environ:  # set by torchrun; without it, this is the only worker
         dist.init_process_group()
     net = nn.Linear(features.shape[1], 1, dtype=torch.float64)
     nn.init.zeros_(net.weight)
@@ -61,7 +63,7 @@ def main(table: Path, epochs: int) -> None:
 
     squares, rows = 0.0, 0
     with torch.no_grad():
-        for x, y in stride.loader(dataset, train=False):  # each row once, over all workers
+        for x, y in stride.loader(dataset, train=False):  # each row once across all workers
             squares += F.mse_loss(net(x), y, reduction="sum").item()
             rows += len(x)
     rmse = std * stride.mean(squares, rows) ** 0.5
@@ -76,6 +78,6 @@ def main(table: Path, epochs: int) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
-    parser.add_argument("--table", type=Path, default=DEFAULT)
+    parser.add_argument("--table", type=Path, default=DEFAULT, help="numbers, the target last")
     parser.add_argument("--epochs", type=int, default=20)
     main(**vars(parser.parse_args()))

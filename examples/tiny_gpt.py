@@ -1,9 +1,9 @@
-"""A small GPT on bytes of text: sequences of unequal length, padding, token weights.
+"""A small GPT on bytes of text, with padded sequences, token weights and micro-batches.
 
-torchrun --nproc-per-node 2 examples/tiny_gpt.py --text book.txt another.txt
+    torchrun --nproc-per-node 2 examples/tiny_gpt.py --text book.txt another.txt
 
-Every line of text is a sequence. A batch is padded to its longest one, and the loss is the mean
-over the real tokens of all workers, however few of them one worker happens to get.
+Each line of text is a sequence, and each micro-batch is padded to its longest sequence. The loss is
+the mean over the real tokens of all workers, for any split.
 """
 
 import argparse
@@ -28,7 +28,7 @@ Batch = tuple[Tensor, Tensor]
 
 
 def sequences(files: list[Path], context: int) -> Iterator[Tensor]:
-    """Yield the lines' bytes, long lines in pieces of ``context`` targets each."""
+    """Yield the bytes of each line, long lines in pieces of ``context`` targets."""
     for file in files:
         if not file.is_file():
             raise SystemExit(f"{file} is missing; pass --text FILE..., any files of plain text")
@@ -61,7 +61,7 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         qkv = self.qkv(self.before(x)).unflatten(-1, (3, self.heads, -1))
-        # Causal, so that no real token sees the padding, which is behind it.
+        # Causal: the padding comes last, so no real token attends to it.
         q, k, v = qkv.permute(2, 0, 3, 1, 4)
         heads = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.out(heads.transpose(1, 2).flatten(2))
@@ -76,14 +76,14 @@ class GPT(nn.Module):
         self.body = nn.Sequential(*blocks, nn.LayerNorm(width), nn.Linear(width, 256))
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Return scores of shape (pieces, 256, length), as cross_entropy wants them."""
+        """Return scores of shape (pieces, 256, length), the order that cross_entropy expects."""
         positions = torch.arange(tokens.shape[1], device=tokens.device)
         return self.body(self.token(tokens) + self.position(positions)).transpose(1, 2)
 
 
 @torch.no_grad()
 def evaluate(stride: evenstride.Stride, net: nn.Module, loader: DataLoader) -> float:
-    """Return the loss per token over all workers' batches."""
+    """Return the mean loss per token over the batches of all workers."""
     loss, tokens = 0.0, 0
     for x, y in loader:
         loss += F.cross_entropy(net(x), y, ignore_index=PAD, reduction="sum").item()
@@ -109,20 +109,20 @@ def main(args: argparse.Namespace) -> None:
     for epoch in range(stride.epoch, args.epochs):
         step_loss = 0.0
         for x, y in loader:
-            with stride.accumulate(model):  # a step may be several micro-batches
+            with stride.accumulate(model):  # a step may have several micro-batches
                 loss = F.cross_entropy(model(x), y, ignore_index=PAD)
-                scaled = stride.scale(loss)  # by this micro-batch's part of the step's tokens
+                scaled = stride.scale(loss)  # by the tokens of this micro-batch / of the step
                 scaled.backward()
             step_loss += scaled.item()
             if stride.synced:
                 optimizer.step()
                 optimizer.zero_grad()
                 if stride.step % args.log_every == 0:
-                    mean = stride.mean(step_loss, 1)  # over the workers: the step's mean per token
+                    mean = stride.mean(step_loss, 1)  # of the workers: the step's loss per token
                     if leader:
                         print(f"step {stride.step}: loss {mean:.4f}", flush=True)
                 step_loss = 0.0
-        if stride.epoch == epoch:  # it did not end: EVENSTRIDE_MAX_STEPS, as the lab sets it
+        if stride.epoch == epoch:  # EVENSTRIDE_MAX_STEPS, which `evenstride lab` sets, ended it
             break
         test_loss = evaluate(stride, net, test_loader)
         if leader:
@@ -135,13 +135,13 @@ def main(args: argparse.Namespace) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
-    parser.add_argument("--text", type=Path, nargs="+", default=[DEFAULT])
+    parser.add_argument("--text", type=Path, nargs="+", default=[DEFAULT], help="files of text")
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--global-batch", type=int, default=64)
     parser.add_argument("--max-micro-batch", type=int, default=16)
     parser.add_argument("--context", type=int, default=128, help="longest sequence, in bytes")
     parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--layers", type=int, default=4)
-    parser.add_argument("--limit", type=int, help="sequences, for a quick try")
-    parser.add_argument("--log-every", type=int, default=20, help="steps")
+    parser.add_argument("--limit", type=int, help="use only the first sequences")
+    parser.add_argument("--log-every", type=int, default=20, help="steps between log lines")
     main(parser.parse_args())

@@ -1,4 +1,4 @@
-"""A browser without a window, driven over two pipes by the Chrome DevTools protocol."""
+"""A headless browser, controlled over two pipes with the Chrome DevTools Protocol."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ DEADLINE_S = 60.0
 
 
 class NoBrowser(Exception):
-    """There is none, or it does not start here."""
+    """No browser is installed, or it does not start on this machine."""
 
 
 class Browser:
-    """One page of a browser; what it asks for and complains of is kept in `events`.
+    """One browser page. `events` holds its requests, log entries and errors.
 
     Args:
-        folder: for its profile.
+        folder: Folder of the browser profile.
 
     Raises:
-        NoBrowser: there is none, or it does not start.
+        NoBrowser: No browser is installed, or it does not start.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -69,29 +69,29 @@ class Browser:
             self._attach()
         except (EOFError, BrokenPipeError):
             self.close()
-            raise NoBrowser(f"{found} does not start here") from None
+            raise NoBrowser(f"{found} does not start on this machine") from None
 
     def _attach(self) -> None:
         targets = self.call("Target.getTargets")["targetInfos"]
         page = next(one["targetId"] for one in targets if one["type"] == "page")
-        told = self.call("Target.attachToTarget", targetId=page, flatten=True)
-        self._session = told["sessionId"]
+        attached = self.call("Target.attachToTarget", targetId=page, flatten=True)
+        self._session = attached["sessionId"]
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.call(f"{domain}.enable")
 
     def call(self, method: str, **values: Any) -> dict[str, Any]:
-        """Return the answer to a command of the protocol."""
+        """Send a command of the protocol and return its result."""
         self._number += 1
-        asked: dict[str, Any] = {"id": self._number, "method": method, "params": values}
+        request: dict[str, Any] = {"id": self._number, "method": method, "params": values}
         if self._session:
-            asked["sessionId"] = self._session
-        os.write(self._commands, json.dumps(asked).encode() + b"\0")
+            request["sessionId"] = self._session
+        os.write(self._commands, json.dumps(request).encode() + b"\0")
         while True:
-            told = self._message()
-            if told.get("id") == self._number:
-                assert "error" not in told, (method, told)
-                return dict(told["result"])
-            self.events.append(told)
+            message = self._message()
+            if message.get("id") == self._number:
+                assert "error" not in message, (method, message)
+                return dict(message["result"])
+            self.events.append(message)
 
     def open(self, address: str) -> None:
         """Open a page and wait until it is loaded."""
@@ -102,12 +102,12 @@ class Browser:
 
     def run(self, script: str) -> Any:
         """Return the value of an expression in the page."""
-        told = self.call("Runtime.evaluate", expression=script, returnByValue=True)
-        assert "exceptionDetails" not in told, told
-        return told["result"].get("value")
+        outcome = self.call("Runtime.evaluate", expression=script, returnByValue=True)
+        assert "exceptionDetails" not in outcome, outcome
+        return outcome["result"].get("value")
 
     def press(self, key: str) -> None:
-        """Press a key."""
+        """Press and release a key."""
         codes = {"Tab": 9, "ArrowRight": 39, "Escape": 27}
         text = {"text": key} if len(key) == 1 else {}
         for kind in ("keyDown", "keyUp"):
@@ -115,34 +115,34 @@ class Browser:
             self.call("Input.dispatchKeyEvent", type=kind, **held, **text)
 
     def resize(self, width: int, height: int) -> None:
-        """Make the page so wide and high, in pixels."""
+        """Set the size of the page in pixels."""
         size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
         self.call("Emulation.setDeviceMetricsOverride", **size)
 
     def prefer(self, scheme: str) -> None:
-        """Say which colour scheme the reader prefers."""
+        """Emulate a reader who prefers a colour scheme, ``"light"`` or ``"dark"``."""
         wanted = {"name": "prefers-color-scheme", "value": scheme}
         self.call("Emulation.setEmulatedMedia", features=[wanted])
 
     def of_kind(self, *methods: str) -> list[dict[str, Any]]:
-        """Return what has happened of some kinds since the page was opened."""
+        """Return the events of some kinds since the page was opened."""
         return [one["params"] for one in self.events if one.get("method") in methods]
 
     def _message(self) -> dict[str, Any]:
         until_s = time.monotonic() + DEADLINE_S
         while b"\0" not in self._rest:
             ready, _, _ = select.select([self._answers], [], [], until_s - time.monotonic())
-            assert ready, f"the browser says nothing for {DEADLINE_S:g} s"
+            assert ready, f"the browser sent no message for {DEADLINE_S:g} s"
             data = os.read(self._answers, 1 << 16)
             if not data:
                 raise EOFError
             self._rest += data
-        told, _, self._rest = self._rest.partition(b"\0")
-        found: dict[str, Any] = json.loads(told)
-        return found
+        text, _, self._rest = self._rest.partition(b"\0")
+        message: dict[str, Any] = json.loads(text)
+        return message
 
     def close(self) -> None:
-        """End the browser and every process of it."""
+        """End the browser and all of its processes."""
         self._session = ""
         with suppress(AssertionError, EOFError, BrokenPipeError):
             self.call("Browser.close")

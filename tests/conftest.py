@@ -1,4 +1,4 @@
-"""Fixtures and guards for all tests."""
+"""Fixtures and guards of all tests, and the list of slow tests."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from hypothesis import settings
 
 from evenstride.testing import RankPool
 
-# Other examples in each run; what fails is kept in .hypothesis and tried first the next time. On a
-# CI machine, where nobody keeps that folder, the examples follow from the test's code, so that what
-# fails there fails here too, under CI=true.
+# Hypothesis draws other examples in each run, stores failing ones in .hypothesis and tries these
+# first in the next run. A CI machine does not keep that folder. There the examples follow from the
+# test's code, so that CI=true reproduces a failure on any machine.
 _HYPOTHESIS = settings.get_profile("ci" if os.environ.get("CI") else "default")
 for profile, examples in (("short", 25), ("long", 2000)):
     settings.register_profile(
@@ -26,9 +26,9 @@ for profile, examples in (("short", 25), ("long", 2000)):
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "short"))
 
 
-# Folders and files that `make test` leaves to `make test-slow`. Of the process tests, `make test`
-# keeps those that hold the promises in docs/explanation/guarantees.md: exactness, one trajectory, and, in
-# faults/test_matrix.py, exactly once through kills, joins and departures.
+# Folders and files that only `make test-slow` runs. Of the tests on real processes, `make test`
+# keeps those that prove the promises in docs/explanation/guarantees.md: exactness, one trajectory
+# and, in faults/test_matrix.py, exactly once through kills, joins and departures.
 SLOW = (
     "docs/test_commands.py",
     "docs/test_site.py",
@@ -66,7 +66,8 @@ SLOW = (
     "unit/runtime/noise/test_noise_meter_of_network.py",
     "unit/testing/faults/test_supervisor.py",
 )
-# What measures is slow as well, but for the times that observations and summaries are made of.
+# Tests that measure times are slow too. These two stay in `make test`: they check the times that
+# observations and summaries consist of.
 QUICKLY_MEASURED = ("multiproc/test_attribution.py", "multiproc/test_timing.py")
 
 
@@ -83,25 +84,25 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Keep what has been imported out of garbage collections, which took a sixth of the time."""
+    """Exclude imported objects from garbage collection, which took a sixth of the test time."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture(scope="session")
 def ranks() -> Iterator[RankPool]:
-    """Processes that are kept between tests, as many as a test asks for."""
+    """A pool of rank processes that persists between tests and grows as tests need it."""
     with RankPool() as pool:
         yield pool
 
 
 @pytest.fixture(scope="session")
 def data_root() -> Path:
-    """The folder with the data sets; tests that need one are skipped without it."""
+    """The folder with the data sets. Without it, tests that need a data set are skipped."""
     default = Path(__file__).parents[1] / ".." / "shared" / "data"
     root = Path(os.environ.get("EVENSTRIDE_DATA", default))
     if not root.is_dir():
-        pytest.skip("no data sets: set EVENSTRIDE_DATA to their folder")
+        pytest.skip("data sets not found: set EVENSTRIDE_DATA to their folder")
     return root
 
 
@@ -110,7 +111,7 @@ OUR_VARIABLES = ("EVENSTRIDE_", "_EVENSTRIDE_")
 
 @pytest.fixture(autouse=True)
 def scrubbed_environment() -> Iterator[None]:
-    """No setting of the developer's shell reaches a test, and none of a test the next one."""
+    """Hide settings of the developer's shell, and those of earlier tests, from a test."""
     with patch.dict(os.environ):
         for name in list(os.environ):
             if name.startswith(OUR_VARIABLES) and name != "EVENSTRIDE_DATA":
@@ -118,18 +119,18 @@ def scrubbed_environment() -> Iterator[None]:
         for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
             os.environ.pop(name, None)
         yield
-    # A `Stride` made as in a command's run guards checkpoint files in the whole process.
+    # A `Stride` made as inside `evenstride` commands guards checkpoint files of the whole process.
     if (guard := sys.modules.get("evenstride.runtime.script_saves")) is not None:
         guard.guard_saves(None)
 
 
 @pytest.fixture(autouse=True)
 def no_leaks() -> Iterator[None]:
-    """A test that leaves a thread or a changed environment behind fails."""
+    """Fail a test that leaves a thread running or the environment changed."""
     threads, variables = set(threading.enumerate()), dict(os.environ)
     yield
     left = [t.name for t in threading.enumerate() if t not in threads and t.name.startswith("even")]
-    assert not left, f"the test left threads behind: {left}"
+    assert not left, f"the test left threads running: {left}"
     changed = {k for k in variables.keys() | os.environ.keys() if k.startswith(OUR_VARIABLES)}
     changed = {k for k in changed if variables.get(k) != os.environ.get(k)}
     assert not changed, f"the test left the environment changed: {changed}"

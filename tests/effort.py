@@ -1,9 +1,9 @@
-"""How much a test of the suite may take upon itself."""
+"""Settings for property tests with costly examples."""
 
 from __future__ import annotations
 
 from hypothesis import settings
 
-# For a property whose examples are whole simulated runs or searches, at a tenth of a second or more
-# each: a third of what the profile asks of the others, so that a longer profile is longer here too.
-dear = settings(max_examples=settings().max_examples // 3)
+# For a property whose examples are whole simulated runs or searches of 0.1 s or more each. It draws
+# a third of the profile's number of examples, so that a longer profile applies here too.
+expensive = settings(max_examples=settings().max_examples // 3)

@@ -1,4 +1,4 @@
-"""End what a test started."""
+"""Ends the processes that a test started."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ import signal
 import subprocess
 
 TORCHRUN_S = 40.0
-"""Grace of a process that may be torchrun, which gives its own ranks 30 s."""
+"""Grace period of a process that may be torchrun, which gives its own ranks 30 s."""
 
 
 def end(process: subprocess.Popen[str] | subprocess.Popen[bytes], grace_s: float) -> None:
-    """End a process and its group; returns once it is gone, whether it ended by itself or not.
+    """End a process and its process group, and return when the process has exited.
 
-    It is asked to end first: torchrun's ranks are in sessions of their own, which only it ends.
+    The process gets SIGTERM first: torchrun's ranks have their own sessions, which only it ends.
 
     Args:
-        process: started with ``start_new_session=True``.
-        grace_s: seconds from asking until the group is killed.
+        process: Started with ``start_new_session=True``.
+        grace_s: Seconds between SIGTERM and SIGKILL.
     """
     process.terminate()
     with contextlib.suppress(subprocess.TimeoutExpired):

@@ -1,4 +1,4 @@
-"""What is in a folder, to compare it with what was in it before."""
+"""The contents of a folder, to check that a test did not change it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def contents(folder: Path) -> dict[str, tuple[bytes, int]]:
-    """Return bytes and time of modification of every file, and of every folder, by name."""
+    """Return the bytes and the modification time of every file and folder, by name."""
     return {
         str(path.relative_to(folder)): (
             b"" if path.is_dir() else path.read_bytes(),

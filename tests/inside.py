@@ -1,4 +1,4 @@
-"""The parts behind a `Stride`, for tests that look at one of them in a whole run."""
+"""Access to the internals of a `Stride`, for tests of one part in a whole run."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ if TYPE_CHECKING:
 
 
 def session(stride: evenstride.Stride) -> RankSession:
-    """Return what a stride has put together on this rank: the one place that knows where it is."""
+    """Return the internals of a stride on this rank. Only this function reads the private name."""
     return stride._session

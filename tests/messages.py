@@ -1,13 +1,13 @@
-"""What users read, checked against one file: `tests/golden/messages.txt`.
+"""Checks the texts that users read against one file: `tests/golden/messages.txt`.
 
-A test hands over the text of an error, a warning, a log or a command; the file holds what this test
-has checked, in any order. So wording changes in one place: `make regen` writes the file
-anew, and its difference is read in review. Facts that a test is about (a number, a name, an option)
-are given beside the text, and are looked for in it whatever the file says.
+A test passes the text of an error, a warning, a log or a command. The file holds the texts of each
+test, in any order. So wording changes in one place: `make regen` writes the file again, and a
+reviewer reads the difference. A test also names the facts that it is about: a number, a name, an
+option. These must occur in the text, whatever the file holds.
 
-A test is named by its file and function, not by its folder, so that the file does not change when
-tests move. `tests/house/test_messages.py` refuses texts whose test is gone; `make regen` and
-`python -m tests.messages` drop them.
+The file names a test by its module and function, not by its folder, so that it does not change
+when tests move. `tests/house/test_messages.py` fails if the file has texts of a removed test.
+`make regen` and `python -m tests.messages` drop such texts.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 GOLDEN = ROOT / "tests" / "golden" / "messages.txt"
-HEAD = "# Made by `make regen`: what a text says is decided here, so read the difference.\n"
+HEAD = "# Written by `make regen`. These are the texts that users read: review the difference.\n"
 WIDTH = 98
-# Folders of tests on real processes or with real times.
+# Folders of tests that use real processes or measure real times.
 MEASURING = (
     "tests/multiproc",
     "tests/live",
@@ -51,36 +51,36 @@ Texts = dict[str, list[str]]
 
 
 def check_message(text: object, *facts: object, varies: Iterable[str] = ()) -> None:
-    """Check that the golden file has this text for this test; each of its texts is used once.
+    """Check that the golden file has this text for this test. Each text of the file matches once.
 
     Args:
-        text: a string; of several, each is a line; of another object, its representation.
-        facts: parts of the text that this test is about, whatever else it says.
-        varies: patterns of what differs from run to run, besides what :func:`normalised` finds.
+        text: A string. A list or dict has one line per entry; any other object is its ``repr``.
+        facts: Parts of the text that this test is about. Each must occur in it.
+        varies: Patterns that differ from run to run, in addition to those of :func:`normalised`.
     """
     __tracebackhide__ = True
     plain = text if isinstance(text, str) else "\n".join(_lines(text))
     for fact in facts:
         assert str(fact) in plain
     if _texts is None:
-        raise RuntimeError("a message can be checked in the body of a test only")
+        raise RuntimeError("check_message works only in the body of a test")
     _texts.check(normalised(plain, varies))
 
 
 def raises_message(
     expected: type[E] | tuple[type[E], ...], *facts: object, varies: Iterable[str] = ()
 ) -> RaisesMessage[E]:
-    """Expect an error, as ``pytest.raises`` does, and check its message."""
+    """Expect an error, as ``pytest.raises`` does, and check its message and notes."""
     return RaisesMessage(expected, facts, varies)
 
 
 def lines_with(text: str, *parts: str) -> str:
-    """Return the lines of a long text that hold any of some parts."""
+    """Return the lines of a text that contain at least one of the parts."""
     return "\n".join(line for line in text.splitlines() if any(part in line for part in parts))
 
 
 class RaisesMessage(Generic[E]):
-    """An error that is expected, and whose message is checked."""
+    """Context manager that expects an error and checks its message."""
 
     def __init__(
         self,
@@ -110,7 +110,7 @@ class RaisesMessage(Generic[E]):
 
 
 def normalised(text: str, varies: Iterable[str] = ()) -> str:
-    """Return a text without what differs from run to run, or from machine to machine."""
+    """Replace the parts of a text that differ between runs or machines."""
     for varied in varies:
         text = re.sub(varied, "<varies>", text)
     for pattern, name in _PATTERNS:
@@ -120,7 +120,7 @@ def normalised(text: str, varies: Iterable[str] = ()) -> str:
 
 def _patterns() -> Iterator[tuple[str, str]]:
     temporary = re.escape(str(Path(tempfile.gettempdir()).resolve()))
-    # Frames of a traceback: lines of the source, and those of other libraries.
+    # Frames of a traceback, of our source and of other libraries.
     yield r"^ +File \"[^\"\n]*\", line \d+.*\n(?: {4,}.*\n)*", ""
     yield r"(?<![^\s'\"])[^\s'\"]*/site-packages\b", "<packages>"
     yield rf"{temporary}/pytest-of-[^/]+/pytest-\d+/(popen-gw\d+/)?\w+", "<tmp>"
@@ -139,12 +139,12 @@ def _patterns() -> Iterator[tuple[str, str]]:
     yield r"\btorch " + re.escape(version("torch")), "torch <version>"
     yield r"\b" + re.escape(version("evenstride")) + r"(?![\w.])", "<version>"
     yield r"(errors\.pydantic\.dev)/[\d.]+/", r"\1/<version>/"
-    # A parser in a test is called as pytest was.
+    # A parser in a test takes its program name from pytest's command line.
     yield rf"^usage: {_PYTEST} [\s\S]*?(?={_PYTEST}: error: )", ""
     yield rf"^{_PYTEST}(?=: error: )", "<command>"
-    # Told on a busy machine only, beside what a test is about.
+    # This line is printed only on a busy machine, in addition to the text under test.
     yield r"^a checkpoint is due and the previous one is still being written.*\n(?=.)", ""
-    # Where in our source a class is; what users import is one level deep.
+    # The module of a class inside our package; users import from one level only.
     yield _MODULE.pattern, ""
     yield r"\bPython {}\.{}(\.\d+)?".format(*sys.version_info), "Python <version>"
 
@@ -153,7 +153,10 @@ _PATTERNS = [(re.compile(pattern, re.MULTILINE), name) for pattern, name in _pat
 
 
 def shown(text: str) -> str:
-    """Return a text as the file has it: "- " begins it, "| " each further line, "  " goes on."""
+    """Return a text as written in the file.
+
+    It starts with "- ", each further line with "| ", and each continuation of a line with "  ".
+    """
     lines: list[str] = []
     for line in text.rstrip().split("\n") or [""]:
         visible = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line.rstrip())
@@ -177,13 +180,13 @@ _TEST = re.compile(r"test_\w+\.py::")
 
 
 def key(nodeid: str) -> str:
-    """Return the name of a test in the file: its own, without folders and modules."""
+    """Return the name of a test in the file: module file and function, without folders."""
     path, separator, name = nodeid.partition("::")
     return path.rpartition("/")[2] + separator + _MODULE.sub("", name)
 
 
 def read() -> Texts:
-    """Return what the file has: for each test its texts, as :func:`shown`."""
+    """Return the texts of each test in the file, in the form of :func:`shown`."""
     texts: Texts = {}
     test, cases, block = "", [""], list[str]()
     for line in GOLDEN.read_text("utf-8").splitlines() if GOLDEN.exists() else []:
@@ -203,23 +206,23 @@ def read() -> Texts:
 
 
 def write(texts: Texts) -> None:
-    """Write the file, sorted by test; cases of a test that say the same are named together."""
+    """Write the file, sorted by test. Cases of a test with equal texts share one block."""
     tests: dict[str, dict[tuple[str, ...], list[str]]] = {}
     for test in sorted(texts):
         name, bracket, case = test.partition("[")
         if texts[test]:
             tests.setdefault(name, {}).setdefault(tuple(texts[test]), []).append(bracket + case)
     blocks = [HEAD]
-    for name, said in tests.items():
+    for name, groups in tests.items():
         lines = [name]
-        for block, cases in said.items():
+        for block, cases in groups.items():
             lines += [*filter(None, cases), *block]
         blocks.append("\n".join([*lines, ""]))
     GOLDEN.write_text("\n".join(blocks), "utf-8")
 
 
 def defined() -> dict[str, list[str]]:
-    """Return every test function of the project, as the file names it, with where it is."""
+    """Return the name of every test function in the file's form, with the paths that define it."""
     functions: dict[str, list[str]] = {}
     for path in sorted((ROOT / "tests").rglob("test_*.py")):
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
@@ -229,12 +232,12 @@ def defined() -> dict[str, list[str]]:
 
 
 def without_test(texts: Iterable[str], collected: Iterable[str] = ()) -> list[str]:
-    """Return the tests that the file has texts of, and that are not there.
+    """Return the tests that have texts in the file but no longer exist.
 
     Args:
-        texts: tests of the file.
-        collected: tests that pytest has found, with all their parameters: one of these functions
-            with other parameters is gone as well.
+        texts: Names of tests in the file.
+        collected: Names of tests that pytest collected, with all their parameters. A test of one
+            of these functions with other parameters no longer exists either.
     """
     collected = set(collected)
     whole, functions = {_function(test) for test in collected}, defined()
@@ -256,21 +259,24 @@ def _without_class(test: str) -> str:
 
 
 class _TestTexts:
-    """The texts that one test hands over."""
+    """The texts that one test passes to `check_message`."""
 
     def __init__(self, item: pytest.Item, known: list[str], *, record: bool) -> None:
         self.item, self.known, self.record = item, known, record
-        # On real processes a number may be a measured one, which is another in each run.
+        # With real processes a number may be measured, so it differs in each run.
         self.measures = item.path.is_relative_to(ROOT) and str(
             item.path.relative_to(ROOT)
         ).startswith(MEASURING)
         self.seen: list[str] = []
-        self.left = list(known)  # in any order: threads of a test take turns as they like
+        self.left = list(known)  # in any order: threads of a test run in any order
 
     def check(self, text: str) -> None:
         __tracebackhide__ = True
         if getattr(getattr(self.item, "obj", None), "is_hypothesis_test", False):
-            raise RuntimeError("the message of a property varies; look for its facts instead")
+            raise RuntimeError(
+                "check_message does not support property tests, because their messages vary with "
+                "the example; assert the facts of the message instead"
+            )
         text = shown(_NUMBER.sub("#", text) if self.measures else text)
         self.seen.append(text)
         if text in self.left:
@@ -280,7 +286,7 @@ class _TestTexts:
             self.refuse(difflib.ndiff("\n".join(expected).splitlines(), text.splitlines()))
 
     def finish(self) -> None:
-        """Refuse texts of the file that this test, which has passed, did not hand over."""
+        """Fail if the file has texts that this passed test did not check."""
         __tracebackhide__ = True
         if not self.record and self.left:
             self.refuse(f"- {line}" for line in "\n".join(self.left).split("\n"))
@@ -289,15 +295,15 @@ class _TestTexts:
         __tracebackhide__ = True
         path = os.path.relpath(GOLDEN, ROOT)
         pytest.fail(
-            f"text {len(self.seen)} of this test is not the one in {path} (-: there, +: now):\n"
+            f"text {len(self.seen)} of this test differs from {path} (-: in the file, +: now):\n"
             + "\n".join(line.rstrip() for line in difference)
-            + f"\nIf that is meant: make regen TESTS={self.item.nodeid.partition('::')[0]}",
+            + f"\nTo accept it: make regen TESTS={self.item.nodeid.partition('::')[0]}",
             pytrace=False,
         )
 
 
 def _checks(function: Any, seen: frozenset[Any] = frozenset()) -> bool:
-    """Return whether a test checks a message, itself or by functions of tests that it calls."""
+    """Return whether a test checks a message, directly or in a function under tests/ it calls."""
     function = inspect.unwrap(function)
     if not isinstance(function, FunctionType) or function in seen:
         return False
@@ -321,7 +327,7 @@ _texts: _TestTexts | None = None
 
 
 class Golden:
-    """The golden file in a run of pytest."""
+    """The pytest plugin that reads the golden file and, on request, records it."""
 
     def __init__(self, *, record: bool) -> None:
         self.record = record
@@ -333,8 +339,8 @@ class Golden:
     def pytest_collection_modifyitems(
         self, config: pytest.Config, items: list[pytest.Item]
     ) -> None:
-        # Before any are deselected: a test that is there keeps its texts though it does not run.
-        # Where single tests are asked for, others of the same function may be there as well.
+        # Before pytest deselects any: a deselected test keeps its texts. If the command line names
+        # single tests, other cases of the same functions may exist as well.
         if not any("::" in argument for argument in config.args):
             self.collected.update(key(item.nodeid) for item in items)
         if self.record:
@@ -380,7 +386,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--record-messages",
         action="store_true",
-        help="write what the tests hand over to tests/golden/messages.txt",
+        help="record the messages of the tests in tests/golden/messages.txt",
     )
 
 
@@ -391,7 +397,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 if __name__ == "__main__":
-    there = read()
-    gone = without_test(there)
-    write({test: there[test] for test in there if test not in gone})
-    print(f"{len(gone)} test(s) are gone, and their texts")
+    known = read()
+    gone = without_test(known)
+    write({test: known[test] for test in known if test not in gone})
+    print(f"dropped the texts of {len(gone)} removed test(s)")

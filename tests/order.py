@@ -1,4 +1,4 @@
-"""The order of an epoch as a whole, which only tests need."""
+"""The sample order of a whole epoch, which only tests need."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ from evenstride.core.sampling.permutation import Permutation
 
 
 def epoch_order(seed: int, epoch: int, length: int, *, shuffle: bool) -> npt.NDArray[np.int64]:
-    """Return the data set's indices in the order in which an epoch trains them."""
+    """Return the indices of the data set in the order of an epoch."""
     positions = np.arange(length, dtype=np.int64)
     return Permutation(length, seed, epoch).at(positions) if shuffle else positions

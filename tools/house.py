@@ -1,11 +1,11 @@
-"""Measure how the source is laid out: folders, names, imports, state, comments.
+"""Print figures on the layout of the source: folders, names, imports, state, comments.
 
 Examples:
-    python tools/house.py          the table
-    python tools/house.py --json   the same figures for other programs
-    python tools/house.py --list classes    every name or place behind one figure
+    python tools/house.py                   print a table
+    python tools/house.py --json            print the same figures as JSON
+    python tools/house.py --list classes    print every name or place behind one figure
 
-No figure is judged here. tests/house/test_layout.py compares them with their limits.
+This tool sets no limits. tests/house/test_layout.py compares the figures with theirs.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from pathlib import Path
 
 SOURCE = Path(__file__).parents[1] / "src" / "evenstride"
 COMMENTED = ("core", "runtime")  # packages whose comments are counted
-# Objects of libraries, though a class of ours has an attribute of the same name: the context of an
-# autograd function, a thread, a node of a YAML document.
+# Receivers that are objects of libraries, although a class of ours has an attribute of the same
+# name: the context of an autograd function, a thread, a node of a YAML document.
 OF_LIBRARIES = {"ctx", "self._thread", "node"}
 
 
 @dataclass(frozen=True)
 class Module:
-    """One module, parsed."""
+    """A module of the source and its syntax tree."""
 
     name: str
     path: Path
@@ -50,10 +50,10 @@ class Module:
 
 
 class House:
-    """The modules of a package and what can be counted in them.
+    """The modules of a package and the figures on them.
 
     Args:
-        source: The package's folder.
+        source: Folder of the package.
     """
 
     def __init__(self, source: Path = SOURCE) -> None:
@@ -61,7 +61,7 @@ class House:
         self.modules = {module.name: module for module in _modules(source)}
 
     def folders(self) -> dict[str, int]:
-        """Return the number of modules in each folder, ``__init__`` not counted."""
+        """Return the number of modules in each folder, without ``__init__``."""
         return Counter(
             str(module.path.parent.relative_to(self.source.parent))
             for module in self.modules.values()
@@ -86,30 +86,30 @@ class House:
         return _repeated(places)
 
     def fan_out(self) -> dict[str, int]:
-        """Return how many of our own modules each module imports, those for types included."""
+        """Return how many modules of the package each module imports, including for types."""
         return {name: len(targets) for name, targets in self.imports.items()}
 
     def longest_chain(self) -> list[str]:
-        """Return the longest chain of imports; modules in a circle count as one link."""
+        """Return the longest chain of imports. Modules in a circle count as one link."""
         circles = _circles(self.imports)
         circle_of = {name: circle for circle in circles for name in circle}
         longest: dict[frozenset[str], list[str]] = {}
-        for circle in circles:  # those that are imported come first
+        for circle in circles:  # imported modules come before those that import them
             below = {circle_of[target] for name in circle for target in self.imports[name]}
             tails = [longest[other] for other in below - {circle}]
             longest[circle] = ["|".join(sorted(circle)), *max(tails, key=len, default=[])]
         return max(longest.values(), key=len)
 
     def circles(self) -> list[list[str]]:
-        """Return the groups of modules that import each other, also for types only."""
+        """Return the groups of modules that import each other, including for types."""
         return [sorted(circle) for circle in _circles(self.imports) if len(circle) > 1]
 
     def foreign_assignments(self) -> list[str]:
-        """Return where code sets an attribute of another of our own objects.
+        """Return the places where code sets an attribute of another object of the package.
 
-        The attribute must be one that a class of ours declares or sets on itself, so that settings
-        of torch's or Python's objects do not count. The receiver is anything but ``self``, ``cls``
-        and names that the function itself has made.
+        Only attributes that a class of the package declares or sets on itself count, not those of
+        torch's or Python's objects. ``self``, ``cls`` and objects that the function made do not
+        count.
         """
         ours = {name for module in self.modules.values() for name in _own_attributes(module.tree)}
         return [
@@ -119,7 +119,7 @@ class House:
         ]
 
     def comments_per_100_lines(self) -> float:
-        """Return the comments per 100 lines in `COMMENTED`, directives for tools not counted."""
+        """Return the comments per 100 lines in `COMMENTED`, without directives for tools."""
         lines = comments = 0
         for name, module in self.modules.items():
             if name.split(".")[1:2] and name.split(".")[1] in COMMENTED:
@@ -128,12 +128,12 @@ class House:
         return 100 * comments / lines
 
     def lines(self) -> int:
-        """Return the lines of all modules."""
+        """Return the number of lines in all modules."""
         return sum(len(module.text.splitlines()) for module in self.modules.values())
 
     @cached_property
     def imports(self) -> dict[str, set[str]]:
-        """The modules of ours that each module imports, anywhere in it."""
+        """The modules of the package that each module imports, anywhere in it."""
         return {
             name: {target for target in self._targets(module) if target != name}
             for name, module in self.modules.items()
@@ -151,7 +151,7 @@ class House:
                     yield node.module
 
     def figures(self) -> dict[str, float]:
-        """Return every figure by the name that the table shows."""
+        """Return every figure by its name in the table."""
         folders, fans = self.folders(), self.fan_out()
         return {
             "modules": sum(not module.is_package for module in self.modules.values()),
@@ -167,7 +167,7 @@ class House:
         }
 
     def places(self) -> dict[str, list[str]]:
-        """Return what lies behind the figures, for ``--list``."""
+        """Return the names and places behind the figures, for ``--list``."""
         fans = sorted(self.fan_out().items(), key=lambda item: -item[1])
         folders = sorted(self.folders().items(), key=lambda item: -item[1])
         return {
@@ -196,7 +196,7 @@ def _lines_of(repeated: dict[str, list[str]]) -> list[str]:
 
 
 def _circles(graph: dict[str, set[str]]) -> list[frozenset[str]]:
-    """Return the strongly connected components, those that are imported first.
+    """Return the strongly connected components; imported ones precede those that import them.
 
     Source:
         Tarjan, "Depth-first search and linear graph algorithms", SIAM J. Comput. 1, 1972.
@@ -250,7 +250,7 @@ def _foreign_assignments(tree: ast.Module, ours: set[str]) -> Iterator[tuple[int
 
 
 def _made_here(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[str]:
-    """Yield the names that a function binds to what it calls itself: new objects, mostly."""
+    """Yield the names that a function binds to results of calls, which are mostly new objects."""
     for node in ast.walk(function):
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
             yield from (one.id for one in node.targets if isinstance(one, ast.Name))
@@ -269,13 +269,15 @@ def main(arguments: list[str] | None = None) -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--list", choices=sorted(House().places()), help="print what is behind")
-    asked = parser.parse_args(arguments)
+    parser.add_argument(
+        "--list", choices=sorted(House().places()), help="print the names behind one figure"
+    )
+    args = parser.parse_args(arguments)
     house = House()
-    if asked.list:
-        found = house.places()[asked.list]
-        print(json.dumps(found, indent=2) if asked.json else "\n".join(found))
-    elif asked.json:
+    if args.list:
+        found = house.places()[args.list]
+        print(json.dumps(found, indent=2) if args.json else "\n".join(found))
+    elif args.json:
         print(json.dumps(house.figures(), indent=2))
     else:
         for name, figure in house.figures().items():

@@ -1,16 +1,18 @@
 """A bag of simulations in a folder, for workers that may be killed at any moment.
 
-python -m examples.ions.bag make FOLDER --jobs 64
-python -m examples.ions.bag work FOLDER            # as many of these as there are machines
-python -m examples.ions.bag status FOLDER --json
+    python -m examples.ions.bag make FOLDER --jobs 64
+    python -m examples.ions.bag work FOLDER            # once per core or machine
+    python -m examples.ions.bag status FOLDER --json
 
-A worker holds a simulation by a claim, the file ``claims/NUMBER.GENERATION``, whose time it
-renews while it works. A claim that is not renewed for the lease is void, and whoever makes the file
-of the next generation first goes on from the newest saved state. Claims are never deleted, so that
-nobody can take away one that has been renewed or replaced meanwhile. A result counts if it is the
-first to be there, and it is whole when it is there. Several machines need a shared folder, and
-clocks that agree to a small part of the lease. SIGTERM and Ctrl-C hand a claim back with its
-state; SIGKILL costs what was done since the last state.
+A worker holds a simulation by a claim, the file ``claims/NUMBER.GENERATION``, and renews its
+modification time while it works. A claim expires if it is not renewed within the lease. The first
+worker that creates the file of the next generation continues from the newest saved state. Claims
+are never deleted, so that no worker can remove one that was renewed or replaced meanwhile. Results
+are written atomically, and the first one counts.
+
+Several machines need a shared folder, and clocks that differ by much less than the lease. SIGTERM
+and Ctrl-C save the state and release the claim. After SIGKILL, the work since the last saved state
+is lost.
 """
 
 from __future__ import annotations
@@ -35,25 +37,25 @@ from examples.ions.model import Slab
 from examples.ions.simulate import Settings, Simulation
 
 RANGES = ((4.0, 5.0), (0.1, 2.0), (-0.02, -0.01))  # length_nm, salt_molar, charge_c_per_m2
-_HANDED_BACK_S = 0.0  # the time of a claim that nobody holds any more
+_RELEASED_S = 0.0  # modification time of a released claim
 _FOLDERS = ("claims", "states", "results")
 
 
 class ClaimLost(Exception):
-    """The claim was not renewed in time, and another worker has taken the simulation over."""
+    """The claim expired, and another worker has taken over the simulation."""
 
 
 @dataclass(frozen=True, slots=True)
 class Design:
-    """What is in a bag.
+    """The contents of a bag.
 
     Args:
-        points: length_nm, salt_molar and charge_c_per_m2 of each simulation.
-        settings: of all of them.
-        seed: of the bag; simulation ``n`` has ``seed + n``.
-        lease_s: how long a claim is good for.
-        beat_sweeps: sweeps between renewals of a claim.
-        save_sweeps: sweeps between saved states.
+        points: ``length_nm``, ``salt_molar`` and ``charge_c_per_m2`` of each simulation.
+        settings: Settings of all simulations.
+        seed: Seed of the bag. Simulation ``n`` has the seed ``seed + n``.
+        lease_s: Time after which a claim expires if it is not renewed.
+        beat_sweeps: Sweeps between renewals of a claim.
+        save_sweeps: Sweeps between saved states.
     """
 
     points: tuple[tuple[float, ...], ...]
@@ -64,14 +66,14 @@ class Design:
     save_sweeps: int = 10
 
     def simulation(self, job: int) -> Simulation:
-        """Return a simulation at its beginning."""
+        """Return a new simulation."""
         length_nm, salt_molar, charge_c_per_m2 = self.points[job]
         slab = Slab(length_nm, salt_molar, charge_c_per_m2)
         return Simulation(slab, self.settings, self.seed + job)
 
 
 def spread(jobs: int, seed: int) -> tuple[tuple[float, ...], ...]:
-    """Return points of a scrambled Sobol set: any number of the first ones fill `RANGES` evenly."""
+    """Return points of a scrambled Sobol sequence, whose first points cover `RANGES` evenly."""
     engine = torch.quasirandom.SobolEngine(len(RANGES), scramble=True, seed=seed)
     low, high = torch.tensor(RANGES, dtype=torch.float64).T
     points = low + (high - low) * engine.draw(jobs, dtype=torch.float64)
@@ -82,8 +84,8 @@ class Bag:
     """A folder of simulations.
 
     Args:
-        folder: that `make_bag` has filled.
-        clock: seconds since 1970, the same for all workers.
+        folder: Folder that `make_bag` has filled.
+        clock: Returns seconds since 1970, the same for all workers.
     """
 
     def __init__(self, folder: Path, clock: Callable[[], float] = time.time) -> None:
@@ -91,40 +93,42 @@ class Bag:
         try:
             plain = json.loads((folder / "design.json").read_text())
         except FileNotFoundError:
-            raise SystemExit(f"{folder} is no bag; make one with: bag make {folder}") from None
+            raise SystemExit(
+                f"{folder} is not a bag; create one with: python -m examples.ions.bag make {folder}"
+            ) from None
         points = tuple(map(tuple, plain.pop("points")))
         self.design = Design(points, Settings(**plain.pop("settings")), **plain)
 
     def finished(self) -> list[int]:
-        """Return the simulations that have a result, in order."""
+        """Return the numbers of the simulations that have a result, in order."""
         return sorted(int(path.stem) for path in (self.folder / "results").glob("[0-9]*.pt"))
 
     def result(self, job: int) -> dict[str, Any]:
-        """Return the point of a simulation, and what `Profiles` has, by name."""
+        """Return the point of a simulation and the fields of its `Profiles`, by name."""
         result: dict[str, Any] = read_whole(self._path("results", f"{job:05}.pt"))
         return result
 
     def claim(self, worker: str) -> Claim | None:
-        """Return a simulation that nobody holds, ``None`` if there is none now."""
+        """Claim a simulation that no worker holds. Return ``None`` if all are held or finished."""
         finished, newest = set(self.finished()), self._newest()
         for job in range(len(self.design.points)):
             generation = newest.get(job, 0)
             if job in finished or (generation and self._held(job, generation)):
                 continue
             claim = Claim(self, job, generation + 1)
-            if not claim.take(worker):  # somebody was faster
+            if not claim.take(worker):  # another worker was faster
                 continue
             if not self._path("results", f"{job:05}.pt").exists():
                 return claim
         return None
 
     def status(self) -> dict[str, float]:
-        """Return how far it is.
+        """Return the progress of the bag.
 
         Returns:
-            ``jobs``; of these ``finished``, ``running`` and ``waiting``; ``claims`` so far, of
-            which ``taken_over`` from workers that fell silent and ``resumed`` from a saved state;
-            ``handed_back`` claims; ``lost_s``, seconds of work that were done again.
+            ``jobs``, and how many are ``finished``, ``running`` and ``waiting``. ``claims`` so far,
+            and how many were ``taken_over`` after they expired, ``handed_back``, or ``resumed``
+            from a saved state. ``lost_s``: seconds of work that was lost and repeated.
         """
         finished, newest = set(self.finished()), self._newest()
         held = [job for job, number in newest.items() if self._held(job, number)]
@@ -147,7 +151,7 @@ class Bag:
         return self.folder / kind / name
 
     def _newest(self) -> dict[int, int]:
-        """Return the newest generation of each simulation that was ever claimed."""
+        """Return the newest generation of each claimed simulation."""
         newest: dict[int, int] = {}
         for path in (self.folder / "claims").glob("[0-9]*.*"):
             job, _, generation = path.name.partition(".")
@@ -166,7 +170,7 @@ class Bag:
 
 
 class Claim:
-    """One worker's hold on one simulation; see `Bag.claim`."""
+    """A worker's claim on a simulation; see `Bag.claim`."""
 
     def __init__(self, bag: Bag, job: int, generation: int) -> None:
         self.bag, self.job, self.generation = bag, job, generation
@@ -174,7 +178,7 @@ class Claim:
         self._result = bag._path("results", f"{job:05}.pt")
 
     def take(self, worker: str) -> bool:
-        """Make the claim's file; return whether it was not there."""
+        """Create the file of the claim. Return ``False`` if it exists."""
         now_s = self.bag.clock()
         note = {"worker": worker, "at_s": now_s, **self._before()}
         fresh = self._path.with_name(f".{self._path.name}.{secrets.token_hex(4)}.tmp")
@@ -189,13 +193,13 @@ class Claim:
         return True
 
     def _before(self) -> dict[str, Any]:
-        """Return how the claim before has ended, and what was lost with it."""
+        """Return how the previous claim ended and how much work was lost."""
         if self.generation == 1:
             return {"before": "", "lost_s": 0.0, "sweeps": 0}
         last = self.generation - 1
         renewed_s = self.bag._path("claims", f"{self.job:05}.{last}").stat().st_mtime
         state = self.state() or {"sweeps": 0, "saved_s": 0.0}
-        if renewed_s == _HANDED_BACK_S:
+        if renewed_s == _RELEASED_S:
             return {"before": "handed back", "lost_s": 0.0, "sweeps": state["sweeps"]}
         kept_s = max(state["saved_s"], self.bag._note(self.job, last)["at_s"])
         lost_s = max(renewed_s - kept_s, 0.0)
@@ -205,14 +209,14 @@ class Claim:
         """Renew the claim.
 
         Raises:
-            ClaimLost: somebody else has it now.
+            ClaimLost: Another worker has claimed the simulation.
         """
         if self.bag._newest()[self.job] > self.generation:
-            raise ClaimLost(f"simulation {self.job} is with another worker")
+            raise ClaimLost(f"another worker has claimed simulation {self.job}")
         os.utime(self._path, (self.bag.clock(),) * 2)
 
     def state(self) -> dict[str, Any] | None:
-        """Return the newest saved state, of this claim or one before."""
+        """Return the newest saved state of this claim or an earlier one."""
         for generation in range(self.generation, 0, -1):
             path = self.bag._path("states", f"{self.job:05}.{generation}.pt")
             state: dict[str, Any] | None = read_if_there(path)
@@ -221,16 +225,16 @@ class Claim:
         return None
 
     def save(self, run: Simulation) -> None:
-        """Save a state. Each claim has a file of its own: who has lost it spoils nothing."""
+        """Save a state. Each claim has its own file, so an expired claim overwrites nothing."""
         path = self.bag._path("states", f"{self.job:05}.{self.generation}.pt")
         replace_whole(path, {**run.state_dict(), "saved_s": self.bag.clock()})
 
     def hand_back(self) -> None:
-        """Let anybody go on at once."""
-        os.utime(self._path, (_HANDED_BACK_S,) * 2)
+        """Release the claim, so that another worker can continue at once."""
+        os.utime(self._path, (_RELEASED_S,) * 2)
 
     def finish(self, run: Simulation) -> bool:
-        """Give the result; return whether it counts, being the first."""
+        """Write the result. Return whether it is the first, which counts."""
         profiles = run.profiles()
         plain = {name: getattr(profiles, name) for name in profiles.__slots__}
         first = add_whole(self._result, {"point": self.bag.design.points[self.job], **plain})
@@ -240,10 +244,10 @@ class Claim:
 
 
 def make_bag(folder: Path, design: Design) -> Bag:
-    """Fill a folder; one that is filled with the same stays as it is.
+    """Create a bag in a folder. An existing bag with the same design stays unchanged.
 
     Raises:
-        SystemExit: there is another bag.
+        SystemExit: The folder holds a bag with another design.
     """
     for name in _FOLDERS:
         (folder / name).mkdir(parents=True, exist_ok=True)
@@ -251,7 +255,7 @@ def make_bag(folder: Path, design: Design) -> Bag:
     if path.exists() and path.read_text() != text:
         differs = _differences(json.loads(path.read_text()), json.loads(text))
         raise SystemExit(
-            f"{folder} holds another bag: {differs}; go on with that one, or take another folder"
+            f"{folder} holds a bag with another design: {differs}; use its design or another folder"
         )
     fresh = path.with_suffix(".tmp")
     fresh.write_text(text)
@@ -259,27 +263,30 @@ def make_bag(folder: Path, design: Design) -> Bag:
     return Bag(folder)
 
 
-def _differences(there: dict[str, Any], asked: dict[str, Any]) -> str:
-    """Say in which settings two designs differ; in the points, if in nothing else."""
-    old, new = ({**d, **d["settings"], "jobs": len(d["points"])} for d in (there, asked))
-    told = [
-        f"{name} is {old.get(name)} there and {new.get(name)} asked for"
+def _differences(existing: dict[str, Any], requested: dict[str, Any]) -> str:
+    """Describe in which settings two designs differ, or that only their points differ."""
+    old, new = ({**d, **d["settings"], "jobs": len(d["points"])} for d in (existing, requested))
+    differences = [
+        f"{name} is {old.get(name)}, not {new.get(name)}"
         for name in sorted((old.keys() | new.keys()) - {"settings", "points"})
         if old.get(name) != new.get(name)
     ]
-    return ", ".join(told) or "its points are others"
+    return ", ".join(differences) or "its points differ"
 
 
 def work(
     bag: Bag, worker: str, stopped: Callable[[], bool], wait: Callable[[float], object]
 ) -> int:
-    """Simulate until everything is finished or one is told to stop; return how many were finished.
+    """Simulate until the bag is finished or `stopped` returns true.
 
     Args:
-        bag: to work on.
-        worker: a name, for the record.
-        stopped: whether to hand back what is being done, and leave.
-        wait: so many seconds, for claims of others that may become void.
+        bag: Bag to work on.
+        worker: Name of this worker, stored in its claims.
+        stopped: Returns whether to release the current claim and return.
+        wait: Waits for a number of seconds, so that claims of other workers may expire.
+
+    Returns:
+        Number of simulations that this worker finished.
     """
     count = 0
     while not stopped():
@@ -294,7 +301,7 @@ def work(
 
 
 def simulate(claim: Claim, stopped: Callable[[], bool]) -> bool:
-    """Take a simulation to its end, or to where one is told to stop; return whether it counts."""
+    """Run a simulation to its end or until `stopped`. Return whether its result counts."""
     design = claim.bag.design
     run = design.simulation(claim.job)
     state = claim.state()
@@ -317,40 +324,42 @@ def simulate(claim: Claim, stopped: Callable[[], bool]) -> bool:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=("make", "work", "status"))
+    parser.add_argument("what", choices=("make", "work", "status"), help="action")
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--jobs", type=int, default=64)
+    parser.add_argument("--jobs", type=int, default=64, help="number of simulations of a new bag")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--sweeps", type=int, default=Settings().sweeps)
     parser.add_argument("--replicas", type=int, default=Settings().replicas)
-    parser.add_argument("--ions", type=int, default=Settings().ions, help="about, in a box")
-    parser.add_argument("--lease", type=float, default=30.0, help="seconds; of a new bag")
+    parser.add_argument(
+        "--ions", type=int, default=Settings().ions, help="approximate ions per box"
+    )
+    parser.add_argument("--lease", type=float, default=30.0, help="of a new bag, in seconds")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     if args.what == "make":
         settings = Settings(args.ions, args.replicas, sweeps=args.sweeps)
         points = spread(args.jobs, args.seed)
         make_bag(args.folder, Design(points, settings, args.seed, args.lease))
-    elif args.what == "work" and work_until_told(Bag(args.folder)) == signal.SIGINT:
+    elif args.what == "work" and work_until_signal(Bag(args.folder)) == signal.SIGINT:
         raise SystemExit(128 + signal.SIGINT)
     status = Bag(args.folder).status()
     lines = (f"{name:12} {value:g}" for name, value in status.items())
     print(json.dumps(status) if args.json else "\n".join(lines))
 
 
-def work_until_told(bag: Bag) -> int | None:
-    """Work until everything is finished or a signal comes; return that signal."""
-    torch.set_num_threads(1)  # a worker is a core; start more workers for more cores
-    stop, heard = threading.Event(), []
+def work_until_signal(bag: Bag) -> int | None:
+    """Work until the bag is finished or SIGTERM or SIGINT arrives. Return the signal, if any."""
+    torch.set_num_threads(1)  # a worker uses one core; start more workers for more cores
+    stop, received = threading.Event(), []
 
     def leave(number: int, _: object) -> None:
-        heard.append(number)
+        received.append(number)
         stop.set()
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, leave)
     work(bag, f"{socket.gethostname()}:{os.getpid()}", stop.is_set, stop.wait)
-    return heard[0] if heard else None
+    return received[0] if received else None
 
 
 if __name__ == "__main__":

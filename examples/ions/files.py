@@ -1,4 +1,4 @@
-"""Files that are whole or not there, whenever the process that writes them is killed."""
+"""Atomic file writes: a file is complete or absent, even if the writing process is killed."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ def _write(path: Path, state: Any) -> Path:
 
 
 def replace_whole(path: Path, state: Any) -> None:
-    """Write a file in one go, instead of the one that may be there."""
+    """Write a file atomically, replacing an existing one."""
     _write(path, state).replace(path)
 
 
 def add_whole(path: Path, state: Any) -> bool:
-    """Write a file in one go unless it is there; return whether this call has made it."""
+    """Write a file atomically unless it exists. Return whether this call created it."""
     fresh = _write(path, state)
     try:
-        os.link(fresh, path)  # unlike a rename, it fails where there is a file
+        os.link(fresh, path)  # unlike a rename, it fails if the file exists
     except FileExistsError:
         return False
     finally:
@@ -38,12 +38,12 @@ def add_whole(path: Path, state: Any) -> bool:
 
 
 def read_whole(path: Path) -> Any:
-    """Return what was written; tensors and plain values only, so that no code is run."""
+    """Return the contents, tensors and plain values only, so that loading runs no code."""
     return torch.load(path, weights_only=True)
 
 
 def read_if_there(path: Path) -> Any:
-    """Return what was written, ``None`` if nothing is there (any more)."""
+    """Return the contents, or ``None`` if the file does not exist."""
     with contextlib.suppress(FileNotFoundError):
         return read_whole(path)
     return None

@@ -1,8 +1,8 @@
-"""Ions between two charged walls: how many there are, and what energy they have.
+"""Ions between two charged walls: their numbers and energies in the primitive model.
 
-The primitive model: water is a medium of permittivity 80 at 298 K, ions are soft spheres with a
-charge, walls are smooth planes at ``-L/2`` and ``L/2``, unpolarised and evenly charged, and the box
-repeats in x and y. Lengths are in nm, energies in kT, concentrations in M, charge in C/m2.
+Water is a medium of permittivity 80 at 298 K. Ions are charged soft spheres. Walls are smooth,
+unpolarised, uniformly charged planes at ``-L/2`` and ``L/2``. The box is periodic in x and y.
+Lengths are in nm, energies in kT, concentrations in M, wall charges in C/m2.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from torch import Tensor
 
 BJERRUM_NM = 0.714
 PER_NM3_AND_MOLAR = 0.602214  # ions in a cubic nanometre at 1 M
-ELEMENTARY_C_PER_M2 = 0.1602177  # one elementary charge on a square nanometre
-_CLOSEST = 0.25  # of a diameter; nearer pairs have the energy of this distance, which is huge
+ELEMENTARY_C_PER_M2 = 0.1602177  # one elementary charge per square nanometre
+_CLOSEST = 0.25  # of a diameter; closer pairs get the energy at this distance, which is huge
 
 
 @dataclass(frozen=True, slots=True)
 class Slab:
-    """What is simulated.
+    """The physical system: an electrolyte between two walls.
 
     Args:
-        length_nm: between the walls.
-        salt_molar: negative ions of the salt in the volume between the walls; 0 for none.
-        charge_c_per_m2: of each wall; 0 for none.
-        diameter_nm: of the ions.
-        positive: valency of the positive ions.
-        negative: valency of the negative ones, below 0.
+        length_nm: Distance between the walls.
+        salt_molar: Concentration of the salt's negative ions between the walls; may be 0.
+        charge_c_per_m2: Charge of each wall; may be 0.
+        diameter_nm: Diameter of the ions.
+        positive: Valency of the positive ions.
+        negative: Valency of the negative ions, below 0.
     """
 
     length_nm: float
@@ -42,25 +42,25 @@ class Slab:
     def __post_init__(self) -> None:
         if not self.length_nm > 2 * self.diameter_nm > 0:
             raise ValueError(
-                f"walls {self.length_nm} nm apart hold no ions of {self.diameter_nm} nm; give a "
-                "length of more than two diameters"
+                f"invalid length {self.length_nm} nm for ions of {self.diameter_nm} nm: expected "
+                "more than two diameters, and a diameter above 0"
             )
         if self.salt_molar < 0 or self.positive < 1 or self.negative > -1:
             raise ValueError(
-                f"salt of {self.salt_molar} M with valencies {self.positive} and {self.negative} "
-                "cannot be; give a concentration of at least 0, and valencies such as 1 and -1"
+                f"invalid salt of {self.salt_molar} M with valencies {self.positive} and "
+                f"{self.negative}: expected at least 0 M and valencies such as 1 and -1"
             )
 
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """What can be simulated: whole ions, neutral as a whole.
+    """The simulation box: whole numbers of ions, electrically neutral with the walls.
 
     Args:
-        slab: what was asked.
-        side_nm: of the box in x and y.
-        positive: number of positive ions.
-        negative: number of negative ones.
+        slab: The system that the box approximates.
+        side_nm: Side of the box in x and y.
+        positive: Number of positive ions.
+        negative: Number of negative ions.
     """
 
     slab: Slab
@@ -74,43 +74,41 @@ class Box:
 
     @property
     def ion_charge(self) -> int:
-        """Charge of all ions, in elementary charges."""
+        """Total charge of the ions, in elementary charges."""
         return self.positive * self.slab.positive + self.negative * self.slab.negative
 
     @property
     def charge_c_per_m2(self) -> float:
-        """Charge of each wall that makes these ions neutral; close to what was asked."""
+        """Charge of each wall that neutralises the ions. It is close to that of the slab."""
         return -self.ion_charge * ELEMENTARY_C_PER_M2 / (2 * self.side_nm**2)
 
     def per_ion_molar(self, thickness_nm: float) -> float:
-        """Return the concentration that one ion makes in a layer of the box."""
+        """Return the concentration of one ion in a layer of the box."""
         return 1.0 / (self.side_nm**2 * thickness_nm * PER_NM3_AND_MOLAR)
 
 
 def box_of(slab: Slab, ions: int) -> Box:
-    """Return a box of about so many ions, in which there are whole numbers of all kinds.
+    """Return a box with about ``ions`` ions and a whole number of each kind.
 
-    The concentration is met exactly. The charge of the walls is what a whole number of
-    counter-ions balances; of boxes with three quarters to all of the ions, the closest is taken.
+    The concentration is exact. The wall charge is that which a whole number of counter-ions
+    balances. Of the boxes with 75 % to 100 % of ``ions``, this is the one with the closest charge.
     """
-    walls = -2 * slab.charge_c_per_m2 / ELEMENTARY_C_PER_M2  # counter-charge on 1 nm2
+    walls = -2 * slab.charge_c_per_m2 / ELEMENTARY_C_PER_M2  # counter-charge per nm2
     valency = slab.positive if walls > 0 else slab.negative
     common = math.gcd(slab.positive, -slab.negative)
-    anions, cations = slab.positive // common, -slab.negative // common  # of one unit of salt
+    anions, cations = slab.positive // common, -slab.negative // common  # per formula unit of salt
     if not slab.salt_molar:
         counter = ions if walls else 0
         side_nm = math.sqrt(counter * valency / walls) if walls else slab.length_nm
         return _with_counter(slab, side_nm, 0, 0, counter)
-    area_nm2 = anions / (
-        slab.salt_molar * PER_NM3_AND_MOLAR * slab.length_nm
-    )  # for one unit of salt
+    area_nm2 = anions / (slab.salt_molar * PER_NM3_AND_MOLAR * slab.length_nm)  # per formula unit
     most = max(int(ions / (anions + cations + area_nm2 * walls / valency)), 1)
 
-    def doubt(units: int) -> float:
+    def deviation(units: int) -> float:
         exact = units * area_nm2 * walls / valency
         return abs(round(exact) - exact) / max(exact, 1e-9)
 
-    units = min(range(most, most * 3 // 4, -1), key=doubt)
+    units = min(range(most, most * 3 // 4, -1), key=deviation)
     counter = round(units * area_nm2 * walls / valency)
     side_nm = math.sqrt(units * area_nm2)
     return _with_counter(slab, side_nm, units * cations, units * anions, counter)
@@ -123,7 +121,7 @@ def _with_counter(slab: Slab, side_nm: float, positive: int, negative: int, coun
 
 
 def valencies(box: Box) -> Tensor:
-    """Return the ions' valencies, the positive ones first, shape ``(ions,)``."""
+    """Return the valencies of the ions, positive ions first, shape ``(ions,)``."""
     slab = box.slab
     return torch.tensor(
         [float(slab.positive)] * box.positive + [float(slab.negative)] * box.negative
@@ -131,26 +129,25 @@ def valencies(box: Box) -> Tensor:
 
 
 def repulsion(distance2: Tensor, sigma_nm: float) -> Tensor:
-    """Return the shifted Lennard-Jones energy that only repels, 1 kT at ``sigma_nm``.
+    """Return the shifted, purely repulsive Lennard-Jones energy (WCA), 1 kT at ``sigma_nm``.
 
     Args:
-        distance2: squares of distances, nm2, above 0.
-        sigma_nm: the energy ends at 2^(1/6) of it.
+        distance2: Squared distances in nm2, above 0.
+        sigma_nm: The energy is 0 beyond 2^(1/6) times this length.
     """
     sixth = (sigma_nm * sigma_nm / distance2) ** 3
     return (4 * sixth * (sixth - 1) + 1) * (sixth > 0.5)
 
 
 def far_images(height: Tensor) -> Tensor:
-    """Return the energy with all repetitions of a unit charge but the nearest, times the side.
+    """Return the energy with all periodic images of a unit charge but the nearest, times the side.
 
-    The repetitions are smeared to a charged sheet with a square hole (the method of charged
-    sheets, as in the molecular dynamics this is compared with): the potential of an infinite sheet
-    less that on the axis of a square. Without the charge's own constant, which cancels in a
-    neutral box.
+    The charged-sheet method, also used by the reference molecular dynamics, smears the images to a
+    sheet with a square hole. Its potential is that of an infinite sheet minus that on the axis of
+    a square. The self-energy of the charge is omitted, because it cancels in a neutral box.
 
     Args:
-        height: distances in z in units of the side of the box, not negative.
+        height: Distances in z in units of the side of the box, at least 0.
     """
     square = height * height
     root = (square + 0.5).sqrt_()
@@ -159,12 +156,12 @@ def far_images(height: Tensor) -> Tensor:
 
 
 def pair_energies(delta: Tensor, charges: Tensor, box: Box) -> Tensor:
-    """Return the energies of pairs of ions, in kT; consumes ``delta``.
+    """Return the energies of pairs of ions in kT. Overwrites ``delta``.
 
     Args:
-        delta: distances in x, y and z in nm, ``(3, ...)``; taken to the nearest repetition.
-        charges: products of the pairs' valencies, to be broadcast over the other dimensions.
-        box: that the ions are in.
+        delta: Differences in x, y and z in nm, ``(3, ...)``; wrapped to the nearest image.
+        charges: Products of the valencies of each pair, broadcast over the other dimensions.
+        box: The simulation box.
     """
     side_nm, diameter_nm = box.side_nm, box.slab.diameter_nm
     delta[:2] -= side_nm * torch.round(delta[:2] / side_nm)
@@ -174,10 +171,10 @@ def pair_energies(delta: Tensor, charges: Tensor, box: Box) -> Tensor:
 
 
 def wall_energies(z_nm: Tensor, slab: Slab) -> Tensor:
-    """Return the energies of ions with both walls, in kT; infinite outside.
+    """Return the energies of ions with both walls in kT, infinite outside the walls.
 
-    A wall repels like an ion whose surface it is: ``sigma`` is half a diameter. The electric
-    fields of two walls with the same charge cancel between them.
+    A wall repels like the surface of an ion: ``sigma`` is half a diameter. Between two walls of
+    equal charge, their electric fields cancel.
     """
     gap_nm = slab.length_nm / 2 - z_nm.abs()
     energy = repulsion(gap_nm.clamp(min=1e-3) ** 2, slab.diameter_nm / 2)

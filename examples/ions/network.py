@@ -1,9 +1,10 @@
-"""The surrogate: a small network from the parameters of a simulation to its density profiles.
+"""The surrogate: a small network that maps the parameters of a simulation to density profiles.
 
-Layers, loss and optimizer are those of the network that the nanoconfinement tool on nanoHUB uses
-(softmaterialslab/nanoconfinement-md, ``bin/infiles/my_model.h5``): 512 ReLU, dropout, 256 sigmoid,
-dropout, a linear layer with one output for each bin; mean squared error; Adam at 1e-4. It has other
-inputs and outputs here: three parameters instead of five, and both kinds of ions instead of one.
+Layers, loss and optimizer are those of the nanoconfinement tool on nanoHUB
+(softmaterialslab/nanoconfinement-md, ``bin/infiles/my_model.h5``). Its layers are 512 ReLU,
+dropout, 256 sigmoid, dropout, and a linear layer with one output per bin. Its training uses the
+mean squared error and Adam at 1e-4. Here it has three parameters instead of five as inputs, and
+both kinds of ions instead of one as outputs.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ NAMES = ("contact", "peak", "mid")
 
 
 def surrogate(inputs: int, bins: int, dropout: float = DROPOUT) -> nn.Sequential:
-    """Return the network, from ``(n, inputs)`` to ``(n, 2 * bins)``; 0 switches dropout off."""
+    """Return the network, from ``(n, inputs)`` to ``(n, 2 * bins)``."""
     wide, narrow = WIDTHS
     return nn.Sequential(
         nn.Linear(inputs, wide),
@@ -36,11 +37,11 @@ def surrogate(inputs: int, bins: int, dropout: float = DROPOUT) -> nn.Sequential
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """Where the inputs lie, which are brought to 0 to 1.
+    """Scales inputs to the range 0 to 1.
 
     Args:
-        low: least value of each input.
-        high: greatest value.
+        low: Smallest value of each input.
+        high: Largest value of each input.
     """
 
     low: tuple[float, ...]
@@ -54,12 +55,12 @@ class Scale:
 def targets(density_molar: Tensor, unit_molar: Tensor) -> Tensor:
     """Return profiles ``(n, 2, bins)`` as targets ``(n, 2 * bins)``.
 
-    Both walls are alike, so each profile is averaged with its mirror image.
+    The walls are equal, so each profile is averaged with its mirror image.
 
     Args:
-        density_molar: the profiles.
-        unit_molar: what each of them is counted in, ``(n,)``. With the concentration of the salt
-            the squares of thin and of thick solutions weigh alike; in M, thin ones hardly count.
+        density_molar: Profiles.
+        unit_molar: Unit of each profile, ``(n,)``. With the salt concentration as the unit, dilute
+            and concentrated solutions have equal weight. In M, dilute ones have almost none.
     """
     both = (density_molar + density_molar.flip(-1)) / 2
     return (both / unit_molar[:, None, None]).float().flatten(-2)
@@ -68,15 +69,15 @@ def targets(density_molar: Tensor, unit_molar: Tensor) -> Tensor:
 def fit(
     points: Tensor, profiles: Tensor, net: nn.Module, steps: int, batch: int, seed: int
 ) -> None:
-    """Train a network in one process, in batches drawn without replacement.
+    """Train a network in place, in one process, on batches drawn without replacement.
 
     Args:
-        points: scaled inputs, ``(n, inputs)``.
-        profiles: targets, ``(n, 2 * bins)``.
-        net: is trained in place.
-        steps: of the optimizer.
-        batch: samples in a step, or all if there are fewer.
-        seed: of the order of the samples.
+        points: Scaled inputs, ``(n, inputs)``.
+        profiles: Targets, ``(n, 2 * bins)``.
+        net: Network to train.
+        steps: Optimizer steps.
+        batch: Samples per step, at most.
+        seed: Seed of the sample order.
     """
     optimizer = torch.optim.Adam(net.parameters(), lr=RATE, fused=True)
     random = torch.Generator().manual_seed(seed)
@@ -102,20 +103,20 @@ def predict(net: nn.Module, points: Tensor) -> Tensor:
 
 
 def marks(density_molar: Tensor, contact: Tensor) -> Tensor:
-    """Return the densities that profiles are known by, ``(n, 2, 3)`` in the order of `NAMES`.
+    """Return characteristic densities of profiles, ``(n, 2, 3)`` in the order of `NAMES`.
 
-    Contact is the density half a diameter from the wall, peak the greatest, mid the one halfway
-    between the walls; all of the mean of a profile and its mirror image.
+    ``contact`` is the density half a diameter from the wall, ``peak`` the largest density, and
+    ``mid`` the density halfway between the walls. Each profile is averaged with its mirror image.
 
     Args:
-        density_molar: ``(n, 2, bins)`` in bins of one width from wall to wall.
-        contact: where each profile's contact is, as a part of the length, ``(n,)``.
+        density_molar: Profiles ``(n, 2, bins)`` in equal bins from wall to wall.
+        contact: Place of the contact density as a fraction of the length, ``(n,)``.
     """
     return at_marks(density_molar, density_molar, contact)
 
 
 def at_marks(density_molar: Tensor, values: Tensor, contact: Tensor) -> Tensor:
-    """Return other values, errors for example, where `marks` finds the densities."""
+    """Return other values, such as errors, at the places where `marks` finds the densities."""
     both, bins = (values + values.flip(-1)) / 2, values.shape[-1]
     halfway = torch.full_like(contact, 0.5)
     at_contact, at_mid = (_at(both, place * bins - 0.5) for place in (contact, halfway))
@@ -124,7 +125,7 @@ def at_marks(density_molar: Tensor, values: Tensor, contact: Tensor) -> Tensor:
 
 
 def _at(density_molar: Tensor, place: Tensor) -> Tensor:
-    """Return ``(n, 2)`` densities between bins ``place`` and the next, ``(n,)`` bins."""
+    """Return densities ``(n, 2)`` interpolated at fractional bins ``place``, ``(n,)``."""
     low = place.long()
     part = (place - low).to(density_molar.dtype)[:, None]
     rows = torch.arange(len(place))
@@ -132,6 +133,6 @@ def _at(density_molar: Tensor, place: Tensor) -> Tensor:
 
 
 def profile_errors(predicted: Tensor, simulated: Tensor) -> Tensor:
-    """Return the root mean square error of each profile over its mean density, ``(n, 2)``."""
+    """Return the root mean square error of each profile relative to its mean, ``(n, 2)``."""
     squares = (predicted - simulated).square().mean(-1)
     return squares.sqrt() / simulated.mean(-1)

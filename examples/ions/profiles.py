@@ -1,10 +1,10 @@
-"""The same network on recorded molecular dynamics: how well 162 simulations can be predicted.
+"""Train the same network on 162 recorded molecular dynamics simulations and print its errors.
 
-python -m examples.ions.profiles --data DIR --plot profiles.png
+    python -m examples.ions.profiles --data DIR --plot profiles.png
 
-DIR holds ionic-density-profiles.npz (see docs/records/ions.md for its origin): simulations on a grid of 6
-confinement lengths, 9 salt concentrations and 3 surface charges. Held out are simulations at
-random, or all of one concentration; a quadratic polynomial is judged beside the network.
+DIR holds ionic-density-profiles.npz (see docs/records/ions.md for its origin). Its simulations form
+a grid of 6 confinement lengths, 9 salt concentrations and 3 surface charges. Held out are random
+simulations, or all of one concentration. A quadratic polynomial is evaluated for comparison.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ from torch import Tensor
 
 DEFAULT = Path(os.environ.get("EVENSTRIDE_DATA", "data"), "ionic-density")
 FILE = "ionic-density-profiles.npz"
-_TOO_WIDE = 2.1  # by which the recorded errors are to be divided, as their authors say
+_TOO_WIDE = 2.1  # the recorded errors must be divided by this, according to their authors
 _SALT = 1  # column of the points
 
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """Simulations that somebody else has made.
+    """Recorded simulations.
 
     Args:
-        points: length in nm, salt in M, wall charge in C/m2, ``(n, 3)``.
-        density_molar: ``(n, 2, bins)``, the positive ions first.
-        error_molar: standard errors, likewise.
-        contact: where ions touch a wall, as a part of the recorded bins, ``(n,)``.
+        points: Length in nm, salt in M and wall charge in C/m2, ``(n, 3)``.
+        density_molar: Densities ``(n, 2, bins)``, positive ions first.
+        error_molar: Their standard errors, in the same shape.
+        contact: Place where ions touch a wall, as a fraction of the recorded bins, ``(n,)``.
     """
 
     points: Tensor
@@ -58,7 +58,7 @@ class Recorded:
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """How a network is trained; see `network.fit`."""
+    """Settings of a training; see `network.fit`."""
 
     steps: int = 10_000
     batch: int = 32
@@ -68,10 +68,10 @@ class Training:
 
 
 def load(folder: Path) -> tuple[Any, dict[str, Any]]:
-    """Return the inputs that vary, ``(n, 3)``, and all arrays of the file by their names.
+    """Return the inputs that vary, ``(n, 3)``, and all arrays of the file by name.
 
     Raises:
-        SystemExit: it is not there.
+        SystemExit: The file is missing.
     """
     path = folder / FILE
     if not path.is_file():
@@ -82,33 +82,33 @@ def load(folder: Path) -> tuple[Any, dict[str, Any]]:
 
 
 def column(arrays: dict[str, Any], name: str) -> int:
-    """Return which column of the parameters has a name."""
+    """Return the column of a named parameter."""
     return [str(known) for known in arrays["param_names"]].index(name)
 
 
 def read(folder: Path) -> Recorded:
-    """Return the recorded simulations, bins averaged in pairs.
+    """Return the recorded simulations, with bins averaged in pairs.
 
     Raises:
-        SystemExit: they are not there.
+        SystemExit: The file is missing.
     """
     points, arrays = load(folder)
     wall_to_ion_nm = arrays["params"][:, column(arrays, "d")] / 2
     z_nm = arrays["z"][:, 0]
     density, error = (_in_pairs(arrays[name]) for name in ("density", "error_raw"))
-    # The recorded bins reach a little beyond the walls, so places are looked up among them.
+    # The recorded bins extend slightly beyond the walls, so places are relative to the bins.
     span_nm = (z_nm[:, -1] - z_nm[:, 0]) * z_nm.shape[1] / (z_nm.shape[1] - 1)
     contact = torch.from_numpy(0.5 + (wall_to_ion_nm - points[:, 0] / 2) / span_nm)
     return Recorded(torch.from_numpy(points), density, error / _TOO_WIDE, contact)
 
 
 def _in_pairs(array: Any) -> Tensor:
-    # Neighbouring bins were interpolated from the same wider one, so errors do not shrink.
+    # Both bins of a pair were interpolated from one wider bin, so averaging does not reduce errors.
     return torch.from_numpy(array).unflatten(-1, (-1, 2)).mean(-1)
 
 
 def by_network(recorded: Recorded, train: Tensor, test: Tensor, how: Training) -> Tensor:
-    """Return predicted profiles of ``test`` by a network that was trained on ``train``."""
+    """Return the profiles of ``test`` predicted by a network trained on ``train``."""
     low, high = recorded.points.amin(0), recorded.points.amax(0)
     points = Scale(tuple(low.tolist()), tuple(high.tolist()))(recorded.points)
     salt = recorded.points[:, _SALT]
@@ -121,7 +121,7 @@ def by_network(recorded: Recorded, train: Tensor, test: Tensor, how: Training) -
 
 
 def by_polynomial(recorded: Recorded, train: Tensor, test: Tensor) -> Tensor:
-    """Return predicted profiles of ``test`` by a quadratic polynomial for each bin."""
+    """Return the profiles of ``test`` predicted by a quadratic polynomial for each bin."""
     low, high = recorded.points.amin(0), recorded.points.amax(0)
     x = (recorded.points - low) / (high - low)
     first, second = torch.triu_indices(3, 3)
@@ -135,32 +135,32 @@ def judge(recorded: Recorded, test: Tensor, predicted: Tensor) -> dict[str, floa
     """Return mean errors of predictions.
 
     Returns:
-        ``profile``: root mean square error of a profile over its mean; ``contact``, ``peak`` and
-        ``mid``: error of that density, as a part of it; ``..._sigmas``: its median in standard
-        errors of the simulation; ``..._noise``: the simulations' own standard error, as a part.
+        ``profile``: root mean square error of a profile relative to its mean. ``contact``, ``peak``
+        and ``mid``: relative error of that density. ``..._sigmas``: median of that error in
+        standard errors of the simulation. ``..._noise``: relative standard error of the simulation.
     """
     simulated, contact = recorded.density_molar[test], recorded.contact[test]
     truth, guess = marks(simulated, contact), marks(predicted, contact)
-    # The mean of both walls has an error smaller by the root of two.
+    # Averaging over both walls reduces the error by the square root of two.
     sigma = at_marks(simulated, recorded.error_molar[test], contact) / 2**0.5
     off = (guess - truth).abs()
-    told = {"profile": float(profile_errors(predicted, simulated).mean())}
+    errors = {"profile": float(profile_errors(predicted, simulated).mean())}
     for n, name in enumerate(NAMES):
-        told[name] = float((off / truth)[..., n].mean())
-        told[f"{name}_sigmas"] = float((off / sigma)[..., n].median())
-        told[f"{name}_noise"] = float((sigma / truth)[..., n].mean())
-    return told
+        errors[name] = float((off / truth)[..., n].mean())
+        errors[f"{name}_sigmas"] = float((off / sigma)[..., n].median())
+        errors[f"{name}_noise"] = float((sigma / truth)[..., n].mean())
+    return errors
 
 
 def random_split(count: int, part: float, seed: int) -> tuple[Tensor, Tensor]:
-    """Return which simulations are trained and which held out."""
+    """Return the simulations to train and those held out, chosen at random."""
     order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
     held_out = round(part * count)
     return order[held_out:], order[:held_out]
 
 
 def salt_splits(recorded: Recorded) -> dict[float, tuple[Tensor, Tensor]]:
-    """Return for each concentration the split that holds out all simulations with it."""
+    """Return, for each concentration, the split that holds out all of its simulations."""
     salt = recorded.points[:, _SALT]
     return {
         value: (torch.nonzero(salt != value)[:, 0], torch.nonzero(salt == value)[:, 0])
@@ -169,7 +169,7 @@ def salt_splits(recorded: Recorded) -> dict[float, tuple[Tensor, Tensor]]:
 
 
 def plot(recorded: Recorded, test: Tensor, predicted: Tensor, path: Path) -> None:
-    """Draw the first held-out simulations and their predictions; needs matplotlib."""
+    """Plot the first held-out simulations and their predictions. Requires matplotlib."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -199,8 +199,10 @@ def main() -> None:
     parser.add_argument("--dropout", type=float, default=DROPOUT)
     parser.add_argument("--plain", action="store_true", help="targets in M, not per M of salt")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--random-only", action="store_true", help="leave no concentration out")
-    parser.add_argument("--plot", type=Path)
+    parser.add_argument(
+        "--random-only", action="store_true", help="skip the splits by concentration"
+    )
+    parser.add_argument("--plot", type=Path, help="file to draw to")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     torch.set_num_threads(1)

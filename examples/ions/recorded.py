@@ -1,7 +1,7 @@
-"""These simulations, or a surrogate that has learned from them, beside recorded molecular dynamics.
+"""Compare these simulations, or a surrogate trained on them, with recorded molecular dynamics.
 
-python -m examples.ions.recorded --data DIR                  # simulates three recorded points
-python -m examples.ions.recorded --data DIR --bag FOLDER     # judges FOLDER/surrogate.pt
+    python -m examples.ions.recorded --data DIR                  # simulates three recorded points
+    python -m examples.ions.recorded --data DIR --bag FOLDER     # evaluates FOLDER/surrogate.pt
 
 DIR holds ionic-density-profiles.npz (see docs/records/ions.md).
 """
@@ -30,7 +30,7 @@ Array = npt.NDArray[np.float64]
 
 
 def rebinned(z_nm: Array, density: Array, edges_nm: Array) -> Tensor:
-    """Return mean densities between edges, of densities in bins of one width around ``z_nm``."""
+    """Return mean densities between edges, from densities in equal bins centred at ``z_nm``."""
     width_nm = z_nm[1] - z_nm[0]
     bounds_nm = np.append(z_nm - width_nm / 2, z_nm[-1] + width_nm / 2)
     summed = np.append(0.0, np.cumsum(density) * width_nm)
@@ -39,10 +39,10 @@ def rebinned(z_nm: Array, density: Array, edges_nm: Array) -> Tensor:
 
 
 def read(folder: Path, bins: int) -> tuple[Tensor, Tensor]:
-    """Return points ``(n, 3)`` and the mean of each profile and its mirror ``(n, 2, bins)``, M.
+    """Return points ``(n, 3)`` and profiles ``(n, 2, bins)`` in M, averaged with their mirror.
 
     Raises:
-        SystemExit: they are not there.
+        SystemExit: The file is missing.
     """
     points, arrays = load(folder)
     z_nm, density = arrays["z"], arrays["density"]
@@ -56,7 +56,7 @@ def read(folder: Path, bins: int) -> tuple[Tensor, Tensor]:
 
 
 def simulate(points: Tensor, profiles: Tensor, settings: Settings, seed: int) -> None:
-    """Simulate some recorded points, and print how far they are from what was recorded."""
+    """Simulate some recorded points and print the differences from the recorded profiles."""
     for point in POINTS:
         (row,) = torch.nonzero((points - torch.tensor(point)).abs().amax(-1) < 1e-6)[:, 0].tolist()
         begun_s = time.monotonic()
@@ -64,14 +64,15 @@ def simulate(points: Tensor, profiles: Tensor, settings: Settings, seed: int) ->
         run.advance(settings.equilibrate + settings.sweeps)
         ours = run.profiles()
         density = (ours.density_molar + ours.density_molar.flip(-1)) / 2
-        inner = ours.z_nm.abs() < point[0] / 2 - 0.3  # beyond, there are hardly any ions
+        inner = ours.z_nm.abs() < point[0] / 2 - 0.3  # there are hardly any ions beyond
         off = (density / profiles[row] - 1)[:, inner].square().mean(-1).sqrt()
         error = (ours.error_molar / 2**0.5 / density)[:, inner].mean(-1)
         peaks = density.amax(-1) / profiles[row].amax(-1) - 1
         print(
             "{} nm, {} M, {} C/m2:".format(*point),
             *(
-                f"{name} ions off by {off[s]:.1%} (own error {error[s]:.1%}), peak {peaks[s]:+.1%};"
+                f"{name} ions differ by {off[s]:.1%} (standard error {error[s]:.1%}), "
+                f"peak by {peaks[s]:+.1%};"
                 for s, name in enumerate(("positive", "negative"))
             ),
             f"{time.monotonic() - begun_s:.0f} s",
@@ -80,7 +81,7 @@ def simulate(points: Tensor, profiles: Tensor, settings: Settings, seed: int) ->
 
 
 def judge(points: Tensor, profiles: Tensor, folder: Path) -> None:
-    """Print how far a surrogate is from what was recorded, by concentration."""
+    """Print the error of a surrogate against the recorded profiles, by concentration."""
     net = surrogate(len(RANGES), Bag(folder).design.settings.bins)
     net.load_state_dict(read_whole(folder / "surrogate.pt"))
     predicted = predict(net, SCALE(points)).double() * points[:, SALT, None, None]
@@ -93,7 +94,7 @@ def judge(points: Tensor, profiles: Tensor, folder: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, default=DEFAULT)
-    parser.add_argument("--bag", type=Path, help="with a trained surrogate.pt")
+    parser.add_argument("--bag", type=Path, help="folder with a trained surrogate.pt")
     parser.add_argument("--sweeps", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()

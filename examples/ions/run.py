@@ -1,14 +1,15 @@
-"""Simulations on machines that come and go, and a network that learns from them meanwhile.
+"""Simulate on preemptible machines, and train a network on the results at the same time.
 
-python -m examples.ions.run FOLDER --trace made
-python -m examples.ions.run FOLDER --trace aws-08-03-2023/us-west-2c_v100_1 --tick 2
+    python -m examples.ions.run FOLDER --trace made
+    python -m examples.ions.run FOLDER --trace aws-08-03-2023/us-west-2c_v100_1 --tick 2
 
-Workers of a bag simulate in some slots. What a trace says of spot machines happens to them, in
-compressed time: a worker is killed (SIGKILL) when its machine went away, and a new one starts when
-a machine came. Ranks under torchrun train the surrogate from the first simulations on. At the end
-stand the counts, and the error on held-out simulations against the number of those trained.
+Each slot runs one simulation worker of a bag. The command replays a trace of spot machines in
+compressed time. It kills a worker (SIGKILL) when its machine is preempted, and starts a new one
+when a machine arrives. Ranks under torchrun train the surrogate as soon as the first simulations
+are finished. At the end, the command prints counts, and the held-out error by number of trained
+simulations.
 
-Ctrl-C ends it, with all that it has started. The same command goes on from there.
+Ctrl-C ends the command and all processes that it started. The same command continues from there.
 """
 
 from __future__ import annotations
@@ -38,15 +39,16 @@ from evenstride.errors import EvenstrideError
 from evenstride.sim.scenario.recordings import SpotTrace, machines, spot_traces
 
 ROOT = Path(__file__).resolve().parents[2]
-_NOBODY = -1
-_INTERRUPTED = 130  # exit code, as a shell has it
+_EMPTY = -1  # a slot without a machine
+_INTERRUPTED = 130  # exit code after Ctrl-C, as in a shell
 _GRACE_S = 40.0  # torchrun gives its ranks 30 s
 
 
 def made_up(slots: int, ticks: int, seed: int) -> NDArray[np.int64]:
-    """Return which machine is in each slot at each tick, ``(ticks, slots)``; -1 for none.
+    """Return a random trace: the machine in each slot at each tick, ``(ticks, slots)``.
 
-    Machines stay for 12 ticks and places stay empty for 4, on average, without memory.
+    -1 is an empty slot. Machines stay for 12 ticks and slots stay empty for 4 ticks on average.
+    Both times are geometrically distributed.
     """
     random = np.random.default_rng(seed)
     traces = []
@@ -60,18 +62,18 @@ def made_up(slots: int, ticks: int, seed: int) -> NDArray[np.int64]:
 
 
 def recorded(name: str, slots: int) -> NDArray[np.int64]:
-    """Return the same of recorded spot machines; see `evenstride.sim.scenario.recordings`."""
+    """Return a recorded trace in the same form; see `evenstride.sim.scenario.recordings`."""
     who = machines(spot_traces(name)).who
     return who[:, :slots]
 
 
 @dataclass(slots=True)
 class Slots:
-    """Workers in slots.
+    """Slots with at most one worker each.
 
     Args:
-        start: starts a worker and returns it.
-        kill: ends one without notice.
+        start: Starts a worker and returns it.
+        kill: Kills a worker without notice.
     """
 
     start: Callable[[], Any]
@@ -80,17 +82,17 @@ class Slots:
     started: int = 0
     killed: int = 0
 
-    def apply(self, machines_there: list[int]) -> None:
-        """Make the workers those of the machines that are there, one for each slot."""
-        for slot, machine in enumerate(machines_there):
-            before, worker = self.here.get(slot, (_NOBODY, None))
+    def apply(self, present: list[int]) -> None:
+        """Start and kill workers so that each present machine, one per slot, has its worker."""
+        for slot, machine in enumerate(present):
+            before, worker = self.here.get(slot, (_EMPTY, None))
             if before == machine:
                 continue
-            if before != _NOBODY:
+            if before != _EMPTY:
                 self.kill(worker)
                 self.killed += 1
                 del self.here[slot]
-            if machine != _NOBODY:
+            if machine != _EMPTY:
                 self.here[slot] = machine, self.start()
                 self.started += 1
 
@@ -98,26 +100,27 @@ class Slots:
 def replay(
     who: NDArray[np.int64], slots: Slots, over: Callable[[], bool], wait: Callable[[], object]
 ) -> int:
-    """Let a trace happen to workers, again and again, until it is over; return the ticks."""
+    """Replay a trace repeatedly until `over` returns true. Return the number of ticks."""
     ticks = 0
     while not over():
         row = who[ticks % len(who)].tolist()
-        turn = ticks // len(who) * (int(who.max()) + 1)  # another turn, other machines
-        slots.apply([machine if machine == _NOBODY else machine + turn for machine in row])
+        offset = ticks // len(who) * (int(who.max()) + 1)  # each repetition has other machines
+        slots.apply([machine if machine == _EMPTY else machine + offset for machine in row])
         ticks += 1
         wait()
     return ticks
 
 
 def learning_curve(bag: Bag, steps: int, seed: int) -> list[dict[str, float | None]]:
-    """Return the error on held-out simulations after training on the first ones of the design.
+    """Return the held-out error after training on the first 8, 16, ... simulations of the design.
 
-    It is ``None`` where none of those held out is finished.
+    Each training starts from a new network, in one process. The error is ``None`` if no held-out
+    simulation is finished.
 
     Args:
-        bag: with everything finished.
-        steps: of each training; in one process, each from a fresh network.
-        seed: of the networks.
+        bag: Bag whose simulations are finished.
+        steps: Optimizer steps of each training.
+        seed: Seed of the networks.
     """
     results = Results(bag)
     jobs = [job for job in bag.finished() if not is_held_out(job)]
@@ -132,9 +135,9 @@ def learning_curve(bag: Bag, steps: int, seed: int) -> list[dict[str, float | No
 
 
 def noise(bag: Bag) -> float | None:
-    """Return the error that a perfect prediction would have: the held-out simulations' own.
+    """Return the error of a perfect prediction, which is the noise of the held-out simulations.
 
-    ``None`` if none of them is finished.
+    ``None`` if no held-out simulation is finished.
     """
     parts = []
     for job in filter(is_held_out, bag.finished()):
@@ -151,8 +154,8 @@ def start_process(*command: str, stdout: int | None = None) -> subprocess.Popen[
         cwd=ROOT,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         stdout=stdout,
-        # So Ctrl-C is heard here alone, and `end_all` tells the others, once and in order: torchrun
-        # leaves its ranks behind if a second signal comes while it ends them.
+        # Only this process receives Ctrl-C, and `end_all` ends the others once and in order.
+        # torchrun leaves its ranks running if a second signal arrives while it ends them.
         start_new_session=True,
     )
 
@@ -167,8 +170,8 @@ def _kill(worker: subprocess.Popen[bytes]) -> None:
 
 
 def end_all(processes: list[subprocess.Popen[bytes]]) -> None:
-    """End what still runs: ranks save their state, workers hand back what they hold."""
-    heard = signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second one would leave some behind
+    """End all running processes. Ranks save their state and workers release their claims."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second one would leave some running
     for process in processes:
         process.terminate()
     for process in processes:
@@ -176,11 +179,11 @@ def end_all(processes: list[subprocess.Popen[bytes]]) -> None:
             process.wait(_GRACE_S)
         except subprocess.TimeoutExpired:
             _kill(process)
-    signal.signal(signal.SIGINT, heard)
+    signal.signal(signal.SIGINT, before)
 
 
 def run(bag: Bag, who: NDArray[np.int64], args: argparse.Namespace) -> dict[str, Any]:
-    """Simulate and train until both are done; return the counts."""
+    """Simulate and train until both are done. Return the counts."""
     begun_s = time.monotonic()
     launcher = "evenstride.lab.processes.rendezvous"
     ranks = f"--nproc-per-node={args.ranks}"
@@ -213,30 +216,30 @@ def run(bag: Bag, who: NDArray[np.int64], args: argparse.Namespace) -> dict[str,
 
 
 def _over(bag: Bag, slots: Slots, training: subprocess.Popen[bytes]) -> bool:
-    """Return whether everything is simulated, and say how far it is."""
+    """Print the progress, and return whether all simulations are finished."""
     if training.poll():
-        raise SystemExit(f"training ended with code {training.returncode}; see its lines above")
+        raise SystemExit(f"training ended with exit code {training.returncode}; see its log above")
     finished, jobs = len(bag.finished()), len(bag.design.points)
-    told = f"{finished}/{jobs} simulations; {len(slots.here)} workers, {slots.killed} killed so far"
-    print(told, flush=True)
+    workers = f"{len(slots.here)} workers, {slots.killed} killed so far"
+    print(f"{finished}/{jobs} simulations; {workers}", flush=True)
     return finished == jobs
 
 
 class _Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
-    """Shows defaults, and the description as it is written."""
+    """Shows default values, and the description without wrapping."""
 
 
 def _count(text: str) -> int:
     number = int(text)
     if number < 1:
-        raise argparse.ArgumentTypeError(f"{text} is asked for, and at least 1 is needed")
+        raise argparse.ArgumentTypeError(f"invalid value {text}: expected an integer of at least 1")
     return number
 
 
 def _seconds(text: str) -> float:
     seconds = float(text)
     if not 0 < seconds < math.inf:
-        raise argparse.ArgumentTypeError(f"{text} is asked for, and more than 0 is needed")
+        raise argparse.ArgumentTypeError(f"invalid value {text}: expected more than 0 seconds")
     return seconds
 
 
@@ -245,48 +248,48 @@ def make_parser() -> argparse.ArgumentParser:
         prog="python -m examples.ions.run", description=__doc__, formatter_class=_Help
     )
     add = parser.add_argument
-    add("folder", type=Path, help="simulations, states and weights; made anew, or gone on with")
+    add("folder", type=Path, help="of simulations, states and weights; new, or to continue")
     add("--jobs", type=_count, default=64, help="simulations; every eighth is held out")
-    add("--ions", type=_count, default=60, help="about, in a box")
-    add("--replicas", type=_count, default=16, help="of the box, simulated at once")
-    add("--sweeps", type=_count, default=60, help="that are averaged, of each simulation")
-    add("--trace", default="made", help="'made', or a recording's name")
-    add("--from-tick", type=int, default=0, help="where the trace begins")
-    add("--tick", type=_seconds, default=4.0, help="seconds from tick to tick")
-    add("--slots", type=_count, default=2, help="for simulation workers")
-    add("--ranks", type=_count, default=2, help="that train")
-    add("--lease", type=_seconds, default=8.0, help="seconds without a sign until one is replaced")
-    add("--epochs-after", type=int, default=500, help="over all simulations")
-    add("--curve-steps", type=_count, default=4000, help="of each training at the end")
-    add("--seed", type=int, default=0, help="of simulations, weights and made-up machines")
-    add("--json", type=Path, default=argparse.SUPPRESS, help="write the counts here, too")
+    add("--ions", type=_count, default=60, help="approximate ions per box")
+    add("--replicas", type=_count, default=16, help="boxes that are simulated in parallel")
+    add("--sweeps", type=_count, default=60, help="sweeps that each simulation averages")
+    add("--trace", default="made", help="'made' (random), or the name of a recording")
+    add("--from-tick", type=int, default=0, help="first tick of the trace")
+    add("--tick", type=_seconds, default=4.0, help="seconds per tick")
+    add("--slots", type=_count, default=2, help="slots for simulation workers")
+    add("--ranks", type=_count, default=2, help="ranks that train")
+    add("--lease", type=_seconds, default=8.0, help="seconds after which a silent worker is lost")
+    add("--epochs-after", type=int, default=500, help="epochs over all simulations")
+    add("--curve-steps", type=_count, default=4000, help="steps of each training at the end")
+    add("--seed", type=int, default=0, help="of simulations, weights and the random trace")
+    add("--json", type=Path, default=argparse.SUPPRESS, help="file to write the counts to")
     return parser
 
 
-def print_outcome(told: dict[str, Any]) -> None:
-    """Print the counts and the curve; what cannot be judged is a dash."""
-    for name, value in told.items():
+def print_outcome(outcome: dict[str, Any]) -> None:
+    """Print the counts and the curve. A dash stands for an unknown value."""
+    for name, value in outcome.items():
         if name != "curve":
             print(f"{name:16} {'-' if value is None else format(value, 'g')}")
-    for point in told["curve"]:
+    for point in outcome["curve"]:
         error = "-" if point["held_out"] is None else f"{point['held_out']:.2%}"
-        print(f"{point['simulations']:4.0f} simulations: {error} on those held out")
+        print(f"{point['simulations']:4.0f} simulations: held-out error {error}")
 
 
 def _leave(number: int, _: object) -> None:
-    sys.exit(f"ended by {signal.Signals(number).name}")  # with all it started
+    sys.exit(f"ended by {signal.Signals(number).name}")  # `run` then ends all processes
 
 
 def _work(args: argparse.Namespace, who: NDArray[np.int64]) -> None:
     settings = Settings(args.ions, args.replicas, sweeps=args.sweeps)
     design = Design(spread(args.jobs, args.seed), settings, args.seed, args.lease)
     bag = make_bag(args.folder.resolve(), design)
-    told = run(bag, np.roll(who, -args.from_tick, axis=0), args)
-    told["noise"] = noise(bag)
-    told["curve"] = learning_curve(bag, args.curve_steps, args.seed)
-    print_outcome(told)
+    outcome = run(bag, np.roll(who, -args.from_tick, axis=0), args)
+    outcome["noise"] = noise(bag)
+    outcome["curve"] = learning_curve(bag, args.curve_steps, args.seed)
+    print_outcome(outcome)
     if "json" in args:
-        args.json.write_text(json.dumps(told, indent=1))
+        args.json.write_text(json.dumps(outcome, indent=1))
 
 
 def main() -> None:
@@ -294,7 +297,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup leaves it
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP
             signal.signal(number, _leave)
     made = args.trace == "made"
     try:
@@ -304,8 +307,8 @@ def main() -> None:
     try:
         _work(args, who)
     except KeyboardInterrupt:
-        ended = "interrupted; the same command goes on from here"
-        print(f"{ended} (a traceback above is how torchrun ends)", file=sys.stderr)
+        ended = "interrupted; run the same command again to continue"
+        print(f"{ended} (torchrun may have printed a traceback above)", file=sys.stderr)
         sys.exit(_INTERRUPTED)
 
 

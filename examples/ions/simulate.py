@@ -1,11 +1,11 @@
-"""Density profiles of ions between two walls, by Metropolis Monte Carlo in many replicas at once.
+"""Density profiles of ions between two walls, by Metropolis Monte Carlo in parallel replicas.
 
-python -m examples.ions.simulate --length 4 --salt 0.5 --charge -0.01
+    python -m examples.ions.simulate --length 4 --salt 0.5 --charge -0.01
 
-Every replica is a box of its own, with the same ions and other random numbers. One move tries
-another place for the same ion in all replicas: a step of up to `Settings.step_nm` in each
-direction or, one time in four, any place at all, which lets ions change sides. Where a replica's
-energy does not rise by more than chance allows, the move is made (Metropolis et al. 1953).
+Replicas are independent boxes with the same ions and different random numbers. A move proposes a
+new place for the same ion in all replicas. It is a step of up to `Settings.step_nm` in each
+direction or, one time in four, any place in the box, so that ions can change sides. Each replica
+accepts or rejects the move by the Metropolis criterion (Metropolis et al. 1953).
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ _ANYWHERE = 0.25  # of the moves
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How a slab is simulated.
+    """Settings of a simulation.
 
     Args:
-        ions: about so many in a box.
-        replicas: independent boxes.
-        equilibrate: sweeps before anything counts; a sweep tries to move each ion once.
-        sweeps: sweeps that count.
-        every: sweeps from one sample of the profile to the next.
-        bins: of a profile, from wall to wall.
-        step_nm: longest step in each direction.
+        ions: Approximate number of ions in a box.
+        replicas: Number of independent boxes.
+        equilibrate: Sweeps before sampling starts. A sweep proposes one move for each ion.
+        sweeps: Sweeps after equilibration.
+        every: Sweeps between samples of the profile.
+        bins: Bins of a profile, from wall to wall.
+        step_nm: Longest step in each direction.
     """
 
     ions: int = 100
@@ -57,13 +57,13 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Profiles:
-    """The result: densities of both kinds of ions, the positive ones first.
+    """The result: density profiles of both kinds of ions, positive ions first.
 
     Args:
-        z_nm: middles of the bins, ``(bins,)``.
-        density_molar: ``(2, bins)``.
-        error_molar: standard errors of them, from the scatter of the replicas, ``(2, bins)``.
-        charge_c_per_m2: of each wall, as it was simulated.
+        z_nm: Centres of the bins, ``(bins,)``.
+        density_molar: Densities, ``(2, bins)``.
+        error_molar: Their standard errors from the variance between replicas, ``(2, bins)``.
+        charge_c_per_m2: Charge of each wall in the simulation.
     """
 
     z_nm: Tensor
@@ -73,12 +73,12 @@ class Profiles:
 
 
 class Simulation:
-    """A simulation that can be put down at any sweep and taken up again, the same to the last bit.
+    """A simulation that can be saved after any sweep and resumed with bit-identical results.
 
     Args:
-        slab: what is simulated.
-        settings: how.
-        seed: of the places where the ions begin, and of all moves.
+        slab: The system to simulate.
+        settings: Settings of the simulation.
+        seed: Seed of the initial places and of all moves.
     """
 
     def __init__(self, slab: Slab, settings: Settings, seed: int) -> None:
@@ -87,23 +87,23 @@ class Simulation:
         self._random = torch.Generator().manual_seed(seed)
         self._valencies = valencies(self.box)
         self._counts = torch.zeros(settings.replicas, 2, settings.bins, dtype=torch.int64)
-        # Anywhere, overlaps included: they are gone after a few sweeps.
+        # Initial places may overlap. The overlaps disappear after a few sweeps.
         shape = (3, settings.replicas, self.box.ions)
         self._at_nm = self._anywhere(torch.rand(shape, generator=self._random))
 
     @property
     def done(self) -> bool:
-        """Whether all sweeps are made."""
+        """Whether all sweeps are done."""
         return self.sweeps >= self.settings.equilibrate + self.settings.sweeps
 
     @property
     def accepted(self) -> float:
-        """Part of the moves that were made."""
+        """Fraction of moves that were accepted."""
         return self._accepted / max(self.sweeps, 1)
 
     @torch.no_grad()
     def advance(self, sweeps: int) -> None:
-        """Make so many sweeps, or as many as are left."""
+        """Run ``sweeps`` sweeps, or those that remain."""
         for _ in range(sweeps):
             if self.done:
                 return
@@ -113,12 +113,12 @@ class Simulation:
                 self._sample()
 
     def profiles(self) -> Profiles:
-        """Return the profiles so far, zero without samples."""
+        """Return the profiles so far. Without samples, all densities are 0."""
         settings, length_nm = self.settings, self.box.slab.length_nm
         thickness_nm = length_nm / settings.bins
         per_count_molar = self.box.per_ion_molar(thickness_nm) / max(self._samples, 1)
         of_replicas_molar = self._counts.double() * per_count_molar
-        # A replica is a block: nothing one does depends on another.
+        # Replicas are independent, so each one is a block.
         error_molar = of_replicas_molar.std(0) / settings.replicas**0.5
         z_nm = (torch.arange(settings.bins, dtype=torch.float64) + 0.5) * thickness_nm
         return Profiles(
@@ -126,7 +126,7 @@ class Simulation:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all that a restart needs, as tensors and plain values."""
+        """Return the complete state as tensors and plain values."""
         return {
             "slab": asdict(self.box.slab),
             "settings": asdict(self.settings),
@@ -139,16 +139,16 @@ class Simulation:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where `state_dict` was taken.
+        """Restore a state of `state_dict`.
 
         Raises:
-            ValueError: it was taken from another simulation; nothing has changed.
+            ValueError: The state belongs to another simulation. This one is unchanged.
         """
         mine = {"slab": asdict(self.box.slab), "settings": asdict(self.settings)}
         if {name: state[name] for name in mine} != mine:
             raise ValueError(
-                f"the state is of {state['slab']} and {state['settings']}, this is of {mine}; "
-                "take it up with the settings that it was saved with"
+                f"the saved state belongs to {state['slab']} and {state['settings']}, but this "
+                f"simulation has {mine}; resume it with the settings that it was saved with"
             )
         self.sweeps, self._samples = state["sweeps"], state["samples"]
         self._accepted = state["accepted"]
@@ -156,7 +156,7 @@ class Simulation:
         self._random.set_state(state["random"])
 
     def _anywhere(self, part: Tensor) -> Tensor:
-        """Return places in nm for numbers from 0 to 1, coordinates in the first dimension."""
+        """Map numbers from 0 to 1 to places in nm, with coordinates in the first dimension."""
         slab = self.box.slab
         sides_nm = [self.box.side_nm] * 2 + [slab.length_nm - slab.diameter_nm]
         return (part - 0.5) * torch.tensor(sides_nm).view(3, *[1] * (part.dim() - 1))
@@ -180,11 +180,11 @@ class Simulation:
         self._accepted += float(made) / max(self.box.ions, 1)
 
     def _rise(self, ion: int, here: Tensor, there: Tensor) -> Tensor:
-        """Return the energy that a move costs in each replica, kT."""
+        """Return the change of energy by a move in each replica, in kT."""
         both = torch.stack((here, there), dim=1)
         charges = self._valencies[ion] * self._valencies
         pairs = pair_energies(self._at_nm[:, None] - both[..., None], charges, self.box)
-        pairs[..., ion] = 0.0  # with itself
+        pairs[..., ion] = 0.0  # the pair of the ion with itself
         energy = pairs.sum(-1) + wall_energies(both[2], self.box.slab)
         return energy[1] - energy[0]
 
@@ -199,7 +199,7 @@ class Simulation:
 
 
 def contact_molar(profiles: Profiles, box: Box) -> Tensor:
-    """Return the densities half a diameter from a wall, the mean of both walls, ``(2,)``."""
+    """Return the densities half a diameter from a wall, averaged over both walls, ``(2,)``."""
     slab = box.slab
     at_nm = slab.length_nm / 2 - slab.diameter_nm / 2
     bins = len(profiles.z_nm)
@@ -211,13 +211,15 @@ def contact_molar(profiles: Profiles, box: Box) -> Tensor:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--length", type=float, default=4.0, help="nm between the walls")
-    parser.add_argument("--salt", type=float, default=0.5, help="M")
-    parser.add_argument("--charge", type=float, default=-0.01, help="C/m2 on each wall")
-    parser.add_argument("--diameter", type=float, default=0.415, help="nm")
+    parser.add_argument(
+        "--length", type=float, default=4.0, help="distance between the walls in nm"
+    )
+    parser.add_argument("--salt", type=float, default=0.5, help="concentration in M")
+    parser.add_argument("--charge", type=float, default=-0.01, help="of each wall in C/m2")
+    parser.add_argument("--diameter", type=float, default=0.415, help="of the ions in nm")
     parser.add_argument("--sweeps", type=int, default=Settings().sweeps)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--state", type=Path, help="go on from here, and save here")
+    parser.add_argument("--state", type=Path, help="file to resume from and to save to")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     slab = Slab(args.length, args.salt, args.charge, args.diameter)
@@ -244,7 +246,7 @@ def _show(run: Simulation, took_s: float, first: int, *, as_json: bool) -> None:
     print(
         f"{box.positive} positive and {box.negative} negative ions in {box.side_nm:.2f} nm squared,"
         f" walls of {box.charge_c_per_m2:.5f} C/m2; sweeps {first} to {run.sweeps} in"
-        f" {took_s:.1f} s, {run.accepted:.0%} of the moves made"
+        f" {took_s:.1f} s, {run.accepted:.0%} of the moves accepted"
     )
     print("z_nm  positive_M  error_molar  negative_M  error_molar")
     rows = zip(profiles.z_nm, *profiles.density_molar, *profiles.error_molar, strict=True)

@@ -1,11 +1,11 @@
-"""A network that learns density profiles while the simulations that make them still run.
+"""Train a network on density profiles while the simulations that produce them still run.
 
-torchrun --nproc-per-node 2 -m examples.ions.surrogate FOLDER
+    torchrun --nproc-per-node 2 -m examples.ions.surrogate FOLDER
 
-FOLDER is a bag (see bag.py). At each beginning of an epoch rank 0 looks which simulations are
-finished and tells the others; they are the data of that epoch, each trained once, however the
-batches are split. Every eighth simulation is held out. Kill it when you like and start it again,
-with more or fewer ranks: it goes on in mid-epoch, with the list that the epoch began with.
+FOLDER is a bag (see bag.py). At the start of each epoch, rank 0 lists the finished simulations and
+broadcasts the list. The epoch trains each of them once, for any split. Every eighth simulation is
+held out. You can kill the training at any time and start it again with more or fewer ranks. It
+continues inside the epoch, with the list of that epoch.
 """
 
 from __future__ import annotations
@@ -38,25 +38,25 @@ from torch.utils.data import TensorDataset
 import evenstride
 from evenstride import Checkpointer
 
-HELD_OUT = 8  # one in so many is never trained
-SALT = 1  # column of a point
+HELD_OUT = 8  # one in this many simulations is never trained
+SALT = 1  # column of the salt concentration in a point
 SCALE = Scale(tuple(low for low, _ in RANGES), tuple(high for _, high in RANGES))
 
 
 def is_held_out(job: int) -> bool:
-    """Return whether a simulation is kept for the judgement."""
+    """Return whether a simulation is reserved for evaluation."""
     return job % HELD_OUT == HELD_OUT - 1
 
 
 class Results:
-    """Finished simulations, each read once."""
+    """Finished simulations as tensors. Each file is read once."""
 
     def __init__(self, bag: Bag) -> None:
         self.bag = bag
         self._known: dict[int, tuple[Tensor, Tensor]] = {}
 
     def tensors(self, jobs: list[int]) -> tuple[Tensor, Tensor]:
-        """Return scaled inputs ``(n, 3)`` and targets ``(n, 2 * bins)``, per M of salt."""
+        """Return scaled inputs ``(n, 3)`` and targets ``(n, 2 * bins)`` per M of salt."""
         for job in jobs:
             if job not in self._known:
                 result = self.bag.result(job)
@@ -68,9 +68,9 @@ class Results:
         return torch.stack(inputs), torch.stack(outputs)
 
     def error(self, net: nn.Module) -> float | None:
-        """Return the mean error of the held-out profiles that are finished, a part of the mean.
+        """Return the mean relative error on the finished held-out profiles.
 
-        It contains the noise of the simulations themselves.
+        It includes the noise of the simulations. ``None`` if no held-out simulation is finished.
         """
         jobs = [job for job in self.bag.finished() if is_held_out(job)]
         if not jobs:
@@ -81,12 +81,12 @@ class Results:
 
 
 class Feed:
-    """The simulations that an epoch trains; all ranks have the same list.
+    """The simulations that an epoch trains. Each rank has the same list.
 
     Args:
-        bag: where they come from.
-        stride: of the run.
-        least: simulations to wait for before the first epoch, if there will be so many.
+        bag: Bag of the simulations.
+        stride: Stride of the run.
+        least: Simulations to wait for before the first epoch, or all if the bag has fewer.
     """
 
     def __init__(self, bag: Bag, stride: evenstride.Stride, least: int) -> None:
@@ -99,12 +99,12 @@ class Feed:
 
     @property
     def full(self) -> bool:
-        """Whether nothing more will come."""
+        """Whether the list holds all simulations that will be trained."""
         return len(self.jobs) == self._all
 
     def loader(self) -> Any:
-        """Return the loader of the current epoch; every rank calls it before each epoch."""
-        if self.jobs and self._loader is None:  # what was trained when the state was saved
+        """Return the loader of the current epoch. A collective call before each epoch."""
+        if self.jobs and self._loader is None:  # restored: the list of the saved epoch
             self._make(self.jobs)
         if self._stride.state_dict()["position"] == 0:
             jobs = self._agreed()
@@ -113,32 +113,33 @@ class Feed:
         return self._loader
 
     def end_epoch(self) -> None:
-        """Count an epoch over all simulations there will be."""
+        """Count the epoch if it covered all simulations."""
         self.full_epochs += self.full
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what the epoch trains: a position in it means nothing without."""
+        """Return the list of the epoch, without which a position in it has no meaning."""
         return {"jobs": self.jobs, "full_epochs": self.full_epochs}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go to a saved epoch."""
+        """Restore the list of a saved epoch."""
         self.jobs, self.full_epochs = state["jobs"], state["full_epochs"]
 
     def _make(self, jobs: list[int]) -> None:
-        self._loader = None  # the one before must be gone: a Stride has one training loader
+        self._loader = None  # drop the previous one first: a Stride allows one training loader
         self.jobs = jobs
         self._loader = self._stride.loader(TensorDataset(*self.results.tensors(jobs)))
 
     def _agreed(self) -> list[int]:
-        """Return what rank 0 finds: other ranks might look a moment later, and find more."""
+        """Return the list of rank 0, because other ranks could find more a moment later."""
         if not dist.is_initialized():
             return self.found()
-        shown = [self.found() if dist.get_rank() == 0 else None]
-        dist.broadcast_object_list(shown, src=0)
-        assert shown[0] is not None, "rank 0 always finds a list"
-        return shown[0]
+        lists = [self.found() if dist.get_rank() == 0 else None]
+        dist.broadcast_object_list(lists, src=0)
+        assert lists[0] is not None, "rank 0 broadcasts a list"
+        return lists[0]
 
     def found(self) -> list[int]:
+        """Wait for the first simulations to finish, and return those that can be trained."""
         while True:
             jobs = [job for job in self.bag.finished() if not is_held_out(job)]
             if len(jobs) >= self._least:
@@ -147,7 +148,7 @@ class Feed:
 
 
 def train(bag: Bag, args: argparse.Namespace) -> None:
-    """Train until all simulations are finished and have been trained for some epochs more."""
+    """Train until all simulations are finished, and for ``args.epochs_after`` epochs after that."""
     torch.manual_seed(args.seed)
     leader = not dist.is_initialized() or dist.get_rank() == 0
     net = surrogate(len(RANGES), bag.design.settings.bins, args.dropout)
@@ -164,35 +165,35 @@ def train(bag: Bag, args: argparse.Namespace) -> None:
         every=args.save_every,
         extra={"feed": feed},
     )
-    # Warns that the data are not compared, as there is no loader yet. It must be so: which
-    # simulations a loader needs is part of what is restored, and with others it is refused.
+    # Warns that it cannot compare the data, because there is no loader yet. The list of simulations
+    # that the loader needs is part of the checkpoint, and a loader with another list is refused.
     checkpoint.restore()
 
-    loss, told = torch.zeros(()), -1
+    loss, logged = torch.zeros(()), -1
     while feed.full_epochs < args.epochs_after:
         before = stride.step
-        for x, y in feed.loader():  # without a name, which would keep it alive beside the next one
+        for x, y in feed.loader():  # no variable: it would keep this loader alive beside the next
             loss = F.mse_loss(model(x), y)
             stride.scale(loss).backward()
             optimizer.step()
             optimizer.zero_grad()
             checkpoint.step()
-        if stride.step == before:  # EVENSTRIDE_MAX_STEPS, as the lab sets it
+        if stride.step == before:  # EVENSTRIDE_MAX_STEPS, which `evenstride lab` sets, ended it
             break
         feed.end_epoch()
-        if leader and len(feed.jobs) != told:
-            _tell(feed, net, stride, loss)
-            told = len(feed.jobs)
+        if leader and len(feed.jobs) != logged:
+            _log(feed, net, stride, loss)
+            logged = len(feed.jobs)
     checkpoint.save()
     checkpoint.close()
     if leader:
-        _tell(feed, net, stride, loss)
+        _log(feed, net, stride, loss)
         replace_whole(bag.folder / "surrogate.pt", net.state_dict())
         print(stride.summary())
 
 
-def _tell(feed: Feed, net: nn.Module, stride: evenstride.Stride, loss: Tensor) -> None:
-    """Add a line to the record of how the data grew and the error shrank."""
+def _log(feed: Feed, net: nn.Module, stride: evenstride.Stride, loss: Tensor) -> None:
+    """Print and store the number of trained simulations and the held-out error."""
     error = feed.results.error(net)
     state = stride.state_dict()
     line = {
@@ -208,27 +209,27 @@ def _tell(feed: Feed, net: nn.Module, stride: evenstride.Stride, loss: Tensor) -
     held_out = "none yet" if error is None else f"{error:.1%}"
     print(
         f"epoch {line['epoch']}, step {line['step']}: {len(feed.jobs)} simulations, "
-        f"error on those held out {held_out}",
+        f"held-out error {held_out}",
         flush=True,
     )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("folder", type=Path, help="a bag")
+    parser.add_argument("folder", type=Path, help="folder of a bag")
     parser.add_argument("--global-batch", type=int, default=16)
-    parser.add_argument("--epochs-after", type=int, default=500, help="over all simulations")
-    parser.add_argument("--least", type=int, default=4, help="simulations to begin with")
-    parser.add_argument("--dropout", type=float, default=DROPOUT, help="0: restarts are exact")
-    parser.add_argument("--save-every", type=int, default=200, help="steps")
+    parser.add_argument("--epochs-after", type=int, default=500, help="epochs over all simulations")
+    parser.add_argument("--least", type=int, default=4, help="finished simulations to wait for")
+    parser.add_argument("--dropout", type=float, default=DROPOUT, help="with 0, restarts are exact")
+    parser.add_argument("--save-every", type=int, default=200, help="steps between checkpoints")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     torch.set_num_threads(1)
-    if "WORLD_SIZE" in os.environ:  # set by torchrun; plain python is a run with one rank
+    if "WORLD_SIZE" in os.environ:  # set by torchrun; without it, this is the only rank
         dist.init_process_group("gloo")
     try:
         train(Bag(args.folder), args)
-    except KeyboardInterrupt:  # the state is that of the last save
+    except KeyboardInterrupt:  # the last checkpoint remains
         raise SystemExit(130) from None
     finally:
         if dist.is_initialized():

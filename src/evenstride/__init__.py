@@ -1,6 +1,6 @@
 """Even steps from uneven workers: balanced, exact data-parallel training on PyTorch.
 
-`Stride` and `Checkpointer` need torch, which takes a while to import; they are loaded when first
+`Stride` and `Checkpointer` import torch, which takes a second or two. They are imported when first
 used.
 """
 

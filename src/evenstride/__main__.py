@@ -1,4 +1,4 @@
-"""``python -m evenstride``: the command line, as torchrun wants it for ``doctor``."""
+"""``python -m evenstride``: the command line, in the form that torchrun needs for ``doctor``."""
 
 from evenstride.cli.main import main
 

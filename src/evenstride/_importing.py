@@ -1,4 +1,4 @@
-"""Import what training needs, quickly, and public names when they are first used."""
+"""Import the training modules quickly, and public names when they are first used."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib import import_module
 from typing import Any
 
-# DDP and every optimizer of torch import this when first used; so nobody who trains is spared it.
+# DDP and every torch optimizer import this at first use, so every training run pays for it.
 _NEEDED_ANYWAY = "torch._dynamo"
 
 
 def import_to_train(module: str) -> Any:
-    """Return a module that needs torch, imported while the garbage collector rests.
+    """Return a module that needs torch, imported while the garbage collector is off.
 
-    Some thousand modules are imported with it, and nothing of them is garbage, but the collector
-    looks through them again and again: 0.4 of 1.7 s, paid at every restart.
+    The import loads some thousand modules. None of their objects is garbage, but the collector
+    would scan them repeatedly: 0.4 of 1.7 s, at every restart.
 
     Raises:
-        ImportError: it, or what it imports, is missing.
+        ImportError: the module, or one that it imports, is missing.
     """
     with _without_collections():
-        with contextlib.suppress(ImportError):  # its own need of it tells more
+        with contextlib.suppress(ImportError):  # importing `module` explains it better
             import_module(_NEEDED_ANYWAY)
         return import_module(module)
 
@@ -30,8 +30,8 @@ def import_to_train(module: str) -> Any:
 def later(package: str, names: Mapping[str, Iterable[str]]) -> Callable[[str], Any]:
     """Return a package's ``__getattr__``, which imports each public name when it is first used.
 
-    So a package may export names of its modules, and importing one of them imports no other.
-    ``names`` are the public ones of each module.
+    The package can then export names of its modules without importing all of them. ``names`` maps
+    each module to its public names.
     """
     places = {name: f"{package}.{module}" for module, some in names.items() for name in some}
 
@@ -57,7 +57,7 @@ def _without_collections() -> Iterator[None]:
 
 
 def _age() -> None:
-    """Make all objects there are old, or the next collection would look through the new ones."""
-    if not gc.get_freeze_count():  # what somebody has frozen stays so
+    """Move all objects to the oldest generation, so that the next collection skips the new ones."""
+    if not gc.get_freeze_count():  # objects that the user froze stay frozen
         gc.freeze()
         gc.unfreeze()

@@ -33,7 +33,7 @@ from tests.contract.fleets import (
     seconds,
     splits,
 )
-from tests.effort import dear
+from tests.effort import expensive
 from tests.messages import raises_message
 from tests.unit.core.policies.plant import Plant
 
@@ -189,7 +189,7 @@ def test_a_lone_worker_keeps_the_whole_batch(
 
 
 @pytest.mark.parametrize("spec", [*SPECS, "static:0,12"])
-def test_a_calm_run_is_exchanged_seldom(spec: str) -> None:
+def test_exchanges_of_a_steady_run_are_rare(spec: str) -> None:
     members = tuple(Worker(f"host/{k}", cores=1, flops_per_s=1e9) for k in range(2))
     control, _ = advance(Control(policy_of(spec, (6, 6))), FleetFormed(0, 0, 12, members))
 
@@ -231,7 +231,7 @@ def test_equal_workers_end_equal_and_stay_so(spec: str, lag: int) -> None:
 
 
 @every_policy
-@dear
+@expensive
 @given(octaves=st.lists(st.integers(0, 4), min_size=2, max_size=4), fixed_ms=st.integers(0, 40))
 def test_a_faster_worker_never_gets_less(spec: str, octaves: list[int], fixed_ms: int) -> None:
     if spec == "static:GIVEN":
@@ -287,7 +287,7 @@ CLASSES_OF_ABSURD = (0.0, -1.0, float("inf"), float("nan"), 5e-324, 1e300)
 
 
 @every_policy
-@dear
+@expensive
 @given(data=st.data())
 def test_absurd_times_lead_to_no_absurd_shares(spec: str, data: st.DataObject) -> None:
     plant = _equal(spec, 3)
@@ -315,7 +315,7 @@ def test_absurd_times_lead_to_no_absurd_shares(spec: str, data: st.DataObject) -
 
 @every_policy
 @pytest.mark.parametrize("absurd_s", CLASSES_OF_ABSURD)
-def test_an_absurd_time_is_got_over(spec: str, absurd_s: float) -> None:
+def test_the_split_recovers_from_an_absurd_time(spec: str, absurd_s: float) -> None:
     slack = 1.25 if "omnilearn" in spec else 1.06  # inside a dead-band it may stay
     plant = _equal(spec, 3)
     plant.run(30)

@@ -45,7 +45,7 @@ def test_shares_are_multiples_of_the_quanta_but_for_one_rest(
         assert decided in ([], [control.shares])
 
 
-def test_who_is_left_out_stays_so() -> None:
+def test_an_excluded_worker_stays_excluded() -> None:
     workers = tuple(Worker(str(rank), quantum=8) for rank in range(3))
 
     control, _ = advance(

@@ -31,9 +31,9 @@ class Block:
 
     @property
     def where(self) -> str:
-        """For messages and for the names of tests: page and first line that tells something."""
-        told = (line for line in self.text.splitlines() if line.strip())
-        return f"{self.page}: {next(told, '')}"
+        """For messages and for the names of tests: page and first line that is not empty."""
+        lines = (line for line in self.text.splitlines() if line.strip())
+        return f"{self.page}: {next(lines, '')}"
 
 
 def blocks_of(path: Path) -> Iterator[Block]:

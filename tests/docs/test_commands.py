@@ -12,12 +12,14 @@ from pathlib import Path
 
 import pytest
 
+from evenstride.sim.scenario.builtin_scenarios import SCENARIOS
 from tests.docs.blocks import PAGES, ROOT, Block, blocks, blocks_of, commands, shown
 from tests.docs.table import ELSEWHERE, NOT_RUN, RUN, SMALLER
-from tests.docs.tutorial import PAGE, script
+from tests.docs.tutorial import PAGES as TUTORIAL
+from tests.docs.tutorial import script
 
 KNOWN = [*RUN, *SMALLER, *ELSEWHERE, *NOT_RUN]
-SHELL = [one for one in blocks("sh") if one.page != PAGE.stem]
+SHELL = [one for one in blocks("sh") if one.page not in {page.stem for page in TUTORIAL}]
 PROGRAMS = ("evenstride", "make", "pip", "python", "torchrun", "torchft_lighthouse")
 
 
@@ -28,9 +30,7 @@ SHOWN = {commands(one)[-1]: text for one, text in shown().items() if one in SHEL
 def test_each_command_runs_or_says_why_not(block: Block) -> None:
     unknown = [command for command in commands(block) if command not in KNOWN]
 
-    assert not unknown, (
-        f"{block.page}.md, line {block.line}: give {unknown} a line in table.py"
-    )
+    assert not unknown, f"{block.page}.md, line {block.line}: give {unknown} a line in table.py"
 
 
 def test_the_table_names_only_what_is_there_and_names_it_once() -> None:
@@ -72,10 +72,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     scenarios = here / "benchmarks" / "scenarios"
     scenarios.mkdir(parents=True)
     for name in ("reference", "h10", "slow-worker-swap"):
-        text = (ROOT / "benchmarks" / "scenarios" / f"{name}.yaml").read_text()
+        text = (SCENARIOS / f"{name}.yaml").read_text()
         (scenarios / f"{name}.yaml").write_text(shorter(text))
     (here / "train.py").write_text(script(steps=1))
-    scenario = next(one for one in blocks("yaml") if one.page == "simulator")
+    scenario = next(one for one in blocks("yaml") if one.page == "scenarios")
     (here / "cluster.yaml").write_text(shorter(scenario.text))
     for run, trace in (("today", "adaptive"), ("adaptive", "adaptive"), ("uniform", "static")):
         (here / "runs" / run).mkdir(parents=True)
@@ -85,7 +85,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def _run(command: str, folder: Path) -> str:
     program = f"{shlex.quote(sys.executable)} -m evenstride "
-    mine = re.sub(r"\bevenstride (?=[a-z])", program, command, count=1)
+    mine = re.sub(r"\bevenstride (?=[-a-z])", program, command, count=1)
     done = subprocess.run(
         ["bash", "-c", mine],
         cwd=folder,

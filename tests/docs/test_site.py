@@ -37,6 +37,7 @@ def test_every_page_is_in_the_navigation_once() -> None:
         "CHANGELOG.md",
         "CONTRIBUTING.md",
         "SECURITY.md",
+        "CODE_OF_CONDUCT.md",
         "examples/README.md",
     }
 

@@ -81,7 +81,7 @@ def test_under_an_elastic_launcher_survivors_of_a_hung_rank_end_by_themselves(
     for rank, text in logs.items():
         named, ended = _ours(text)
         assert "rank 1 is gone: no heartbeat for" in named, rank
-        assert "this process ends, for its launcher to start it again" in ended
+        assert "this process ends so that its launcher can restart it" in ended
 
 
 def test_survivors_under_torchrun_name_the_lost_rank_before_it_ends_them(tmp_path: Path) -> None:

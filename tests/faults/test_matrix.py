@@ -99,7 +99,9 @@ def test_a_run_survives_a_crash_at_every_write_of_a_save(
     check_the_end(tmp_path, outcome.generations, EPOCHS)
 
 
-def test_who_is_told_to_leave_costs_no_sample(tmp_path: Path, zygote: FromZygote) -> None:
+def test_a_worker_that_is_asked_to_leave_costs_no_sample(
+    tmp_path: Path, zygote: FromZygote
+) -> None:
     epochs, every = 12, 20  # long enough to know what a save takes, and to agree on a step
     told_to = Fault(at=101, workers=["b"], kind="term", back="never")
     fields = {"workers": ["a", "b", "c"], "steps": epochs * PER_EPOCH, "save_every": every}

@@ -59,7 +59,7 @@ def _trained(folder: Path) -> list[Counter[int]]:
 
 @pytest.mark.timeout(2 * DEADLINE_S)
 @pytest.mark.parametrize("fate", SIGNALS)
-def test_the_others_go_on_and_wait_for_nobody(tmp_path: Path, fate: str) -> None:
+def test_the_others_continue_without_waiting(tmp_path: Path, fate: str) -> None:
     codes = _run(tmp_path, fate)
 
     logs = "\n".join(_log(tmp_path, rank) for rank in range(WORLD_SIZE))

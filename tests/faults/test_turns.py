@@ -39,5 +39,5 @@ def test_a_rank_that_restored_alone_says_so(tmp_path: Path) -> None:
             process.wait(DEADLINE_S - (time.monotonic() - began_s))
 
     told = (tmp_path / "rank-1.log").read_text()
-    assert "SplitDiverged: rank 1 goes on with the global batch of 12 that it restored" in told
+    assert "SplitDiverged: rank 1 continues with the restored global batch of 12" in told
     assert "load the same state on every rank" in told

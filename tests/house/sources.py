@@ -1,4 +1,4 @@
-"""The project's files, as the house rules see them."""
+"""The files of the project and their functions, for the tests of style rules."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def functions(path: Path) -> Iterator[Function]:
 
 
 def body_lines(function: Function, lines: list[str]) -> int:
-    """Return how many lines a function's body has, without docstring and blank lines."""
+    """Return the number of lines in a function's body, without docstring and blank lines."""
     body = function.body[1:] if ast.get_docstring(function) is not None else function.body
     if not body:
         return 0
@@ -37,12 +37,12 @@ def body_lines(function: Function, lines: list[str]) -> int:
 
 
 def tracked_files() -> list[Path]:
-    """Return the files under version control; skips where there is none."""
+    """Return the files under version control. Skip the test outside a git checkout."""
     git = shutil.which("git")
     if git is None or not (ROOT / ".git").exists():
-        pytest.skip("not a checkout")
+        pytest.skip("not a git checkout")
     command = [git, "-C", str(ROOT), "ls-files", "-z"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        pytest.skip(f"git does not list the files: {done.stderr.strip()}")
+        pytest.skip(f"git cannot list the files: {done.stderr.strip()}")
     return [ROOT / name for name in done.stdout.split("\0") if (ROOT / name).is_file()]

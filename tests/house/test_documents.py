@@ -1,4 +1,4 @@
-"""The documents tell the truth where a machine can check it."""
+"""Checks of the documents: links, code blocks, make targets and names of modules."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ def anchors(path: Path) -> set[str]:
 @pytest.mark.parametrize("path", DOCUMENTS, ids=named)
 def test_every_link_into_the_project_leads_somewhere(path: Path) -> None:
     for target, anchor in _LINK.findall(path.read_text()):
-        there = (path.parent / target).resolve() if target else path
+        page = (path.parent / target).resolve() if target else path
 
-        assert there.exists(), f"{path.name} links to {target}, which is not there"
+        assert page.exists(), f"{path.name} links to {target}, which does not exist"
         if anchor:
-            assert anchor in anchors(there), f"{path.name} links to {target}{anchor}"
+            assert anchor in anchors(page), f"{path.name}: {target} has no heading {anchor}"
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=named)
@@ -49,7 +49,7 @@ def test_every_python_snippet_is_python(path: Path) -> None:
             ast.parse(snippet)
 
 
-def test_the_bounds_beside_the_papers_claims_are_computed() -> None:
+def test_the_bounds_of_the_papers_claims_are_computed() -> None:
     outcome = doctest.testfile(str(ROOT / "docs" / "records" / "claims.md"), module_relative=False)
 
     assert outcome.attempted > 10
@@ -65,7 +65,7 @@ def test_every_make_target_named_exists(path: Path) -> None:
 
 
 def exists(dotted: str) -> bool:
-    """Return whether a name such as ``core.fleet.Worker`` leads to a module, or a name in one."""
+    """Return whether a name such as ``core.fleet.Worker`` is a module or a name in a module."""
     place, parts = _SOURCE, dotted.split(".")
     for number, part in enumerate(parts):
         if (place / part).is_dir():
@@ -84,7 +84,7 @@ def test_every_module_that_a_text_names_exists() -> None:
     missing = []
     for path in [*DOCUMENTS, *_SOURCE.rglob("*.py")]:
         if path.name in ("CHANGELOG.md", "log.md"):
-            continue  # records of the past keep the names of their time
+            continue  # these keep the names of their time
         text = path.read_text()
         absent = [name for name in _DOTTED.findall(text) if not exists(name)]
         absent += [name for name in _PATH.findall(text) if not (_SOURCE / name).exists()]
@@ -93,8 +93,8 @@ def test_every_module_that_a_text_names_exists() -> None:
     assert missing == []
 
 
-def test_a_name_that_leads_nowhere_is_found() -> None:
+def test_a_name_that_does_not_exist_is_found() -> None:
     assert exists("core.fleet.Worker")
     assert exists("core.policies.policy_from_spec")
-    assert not exists("core.fleet.Nobody")
+    assert not exists("core.fleet.Nothing")
     assert not exists("core.nowhere")

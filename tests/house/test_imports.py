@@ -1,4 +1,4 @@
-"""What is answered at once brings no torch, which takes seconds to import."""
+"""Imports and commands that need no torch do not import it, because that takes seconds."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ import sys
 
 import pytest
 
-# Runs statements in turn, whatever they print and however they end, and tells after each what the
-# process has brought so far: what is not there at last was brought by none.
-TELL = """
+# Runs statements one after another in one process and prints the modules that it has imported
+# after each. Statements may print text and exit.
+IMPORTED_AFTER_EACH = """
 import json, sys
-told = []
+imported = []
 for statement in json.loads(sys.argv.pop()):
     try:
         exec(statement, {})
     except SystemExit as end:
         assert not end.code, (statement, end.code)
-    told.append(sorted({name.partition(".")[0] for name in sys.modules}))
-print("\\n" + json.dumps(told))
+    imported.append(sorted({name.partition(".")[0] for name in sys.modules}))
+print("\\n" + json.dumps(imported))
 """
 CALL = "import sys; sys.argv[1:] = {arguments!r}; from evenstride.cli.main import main; main()"
 
@@ -42,44 +42,44 @@ COMMANDS = [
     ["compare", "--help"],
     ["doctor", "--help"],
 ]
-# In this order, as a later one may bring what an earlier one must not.
+# Runs first, because a later statement may import what an earlier one must not.
 ALONE = "import evenstride"
 CALLS = [CALL.format(arguments=arguments) for arguments in COMMANDS]
 
 
 @pytest.fixture(scope="module")
-def brought() -> dict[str, set[str]]:
-    """What one process has brought after each statement."""
+def imported() -> dict[str, set[str]]:
+    """The packages that one process has imported after each statement."""
     statements = [ALONE, *CALLS, *IMPORTS]
     done = subprocess.run(
-        [sys.executable, "-c", TELL, json.dumps(statements)],
+        [sys.executable, "-c", IMPORTED_AFTER_EACH, json.dumps(statements)],
         capture_output=True,
         text=True,
         timeout=60,
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout.splitlines()[-1])
-    return dict(zip(statements, map(set, told), strict=True))
+    packages = json.loads(done.stdout.splitlines()[-1])
+    return dict(zip(statements, map(set, packages), strict=True))
 
 
-def test_importing_the_package_alone_brings_none_of_its_dependencies(
-    brought: dict[str, set[str]],
+def test_importing_the_package_alone_imports_no_dependency(
+    imported: dict[str, set[str]],
 ) -> None:
-    assert "evenstride" in brought[ALONE]
-    assert not brought[ALONE] & {"torch", "numpy", "typer", "rich", "sklearn"}
+    assert "evenstride" in imported[ALONE]
+    assert not imported[ALONE] & {"torch", "numpy", "typer", "rich", "sklearn"}
 
 
 @pytest.mark.parametrize("statement", IMPORTS)
-def test_importing_what_needs_no_torch_brings_none(
-    brought: dict[str, set[str]], statement: str
+def test_importing_a_module_that_needs_no_torch_does_not_import_torch(
+    imported: dict[str, set[str]], statement: str
 ) -> None:
-    assert "torch" not in brought[statement]
+    assert "torch" not in imported[statement]
 
 
 @pytest.mark.parametrize("statement", CALLS, ids=map(" ".join, COMMANDS))
-def test_a_command_that_needs_no_torch_brings_none(
-    brought: dict[str, set[str]], statement: str
+def test_a_command_that_needs_no_torch_does_not_import_torch(
+    imported: dict[str, set[str]], statement: str
 ) -> None:
-    assert "typer" in brought[statement]
-    assert not brought[statement] & {"torch", "jinja2", "matplotlib"}
+    assert "typer" in imported[statement]
+    assert not imported[statement] & {"torch", "jinja2", "matplotlib"}

@@ -1,4 +1,4 @@
-"""The layout of the source stays within its limits, which `make house` shows the figures of."""
+"""The layout of the source stays within its limits. `make house` prints the figures."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from tests.conftest import QUICKLY_MEASURED, SLOW
 from tests.house.sources import ROOT
 
-# Each is what the source has now. Lower it whenever the figure has become lower.
+# Each limit is the present figure. Lower a limit when its figure becomes lower.
 MOST = {
     "most modules in a folder": 14,
     "class names used twice or more": 0,
@@ -32,7 +32,7 @@ def _tool() -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules["house"] = module  # dataclasses look their module up
+    sys.modules["house"] = module  # dataclasses look up their module
     spec.loader.exec_module(module)
     return module
 
@@ -45,10 +45,10 @@ def test_the_source_is_within_its_limits() -> None:
 
     over = {name: figures[name] for name, limit in MOST.items() if figures[name] > limit}
     under = {name: figures[name] for name, limit in LEAST.items() if figures[name] < limit}
-    assert not over | under, "see python tools/house.py --list"
+    assert not over | under, "beyond the limits; see python tools/house.py --list"
 
 
-def test_every_package_says_what_lives_there() -> None:
+def test_every_package_describes_its_contents() -> None:
     packages = sorted((ROOT / "src" / "evenstride").rglob("__init__.py"))
 
     docs = {path: ast.get_docstring(ast.parse(path.read_text())) or "" for path in packages}
@@ -56,14 +56,14 @@ def test_every_package_says_what_lives_there() -> None:
 
 
 def test_the_slow_tests_are_where_the_list_says() -> None:
-    # A file that moves would come back to `make test` without notice.
+    # A file that moves would silently return to `make test`.
     missing = [name for name in (*SLOW, *QUICKLY_MEASURED) if not (ROOT / "tests" / name).exists()]
 
     assert missing == []
 
 
 def test_no_public_name_of_a_package_is_also_one_of_its_modules() -> None:
-    # `from package import name` would give the one or the other, by what was imported before.
+    # `from package import name` would return one or the other, depending on earlier imports.
     both = []
     for path in (ROOT / "src" / "evenstride").rglob("__init__.py"):
         inner = {one.stem for one in path.parent.iterdir()}

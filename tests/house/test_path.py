@@ -1,7 +1,7 @@
-"""What one measured time passes through until the split that it moves is drawn, in one place.
+"""The modules that a measured time passes through, up to the split that follows from it.
 
-The steps of two ranks are timed, told as text, decided on and drawn, while every module of ours
-that is entered is noted. Reading the code would miss a detour; this does not.
+The test times the steps of two ranks, exchanges them as text, decides and draws the new split. It
+notes every module of the package that Python enters, so that a detour cannot go unnoticed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from evenstride.runtime.timing.recorder import Recorder
 from evenstride.runtime.timing.step_timer import StepTimer
 from evenstride.testing import FakeClock
 
-# In the order in which the time gets there, and then the split that it moves.
+# In the order in which the time, and then the new split, reaches them.
 PATH = (
     "runtime.timing.step_timer",
     "runtime.timing.recorder",
@@ -54,19 +54,19 @@ PATH = (
     "core.control.events",
     "runtime.coordination.draw_barrier",
 )
-# Between processes only: here the texts are handed over in memory.
+# Used between processes only: this test passes the texts in memory.
 BETWEEN_PROCESSES = {"runtime.store.store_channel"}
-# Entered in an exchange, and neither time nor split goes through: what it holds, and why.
-BESIDE = {
-    "core.diagnostics.ledger": "books the time that was lost",
-    "core.allocation.speedup": "the yardstick of the ledger",
-    "core.gradients.noise_scale": "the noise of gradients, which comes with a reply",
-    "runtime.coordination.side_agreements": "whether an epoch ends or a notice has come",
-    "runtime.sinks.snapshot": "what alerts and sinks are shown afterwards",
-    "core.fleet": "shares as arrays and as tuples",
-    "testing.fake_clock": "the clock of this test",
+# Modules that an exchange enters but that neither time nor split passes, and what they do.
+OFF_PATH = {
+    "core.diagnostics.ledger": "accounts for the time that was lost",
+    "core.allocation.speedup": "computes the reference of the ledger",
+    "core.gradients.noise_scale": "estimates the gradient noise, which a reply carries too",
+    "runtime.coordination.side_agreements": "agrees whether an epoch ends or a notice has come",
+    "runtime.sinks.snapshot": "shows alerts and sinks the result",
+    "core.fleet": "converts shares between arrays and tuples",
+    "testing.fake_clock": "is the clock of this test",
 }
-# Text stands for the same columns or the same verdict, between two processes.
+# Between two processes, text stands for the same columns or the same decision.
 FORMS_OF_THE_TIME = (
     "runtime.timing.step_timer.StepRecord",
     "core.time_model.observation.Measurements",
@@ -80,7 +80,7 @@ FORMS_OF_THE_SPLIT = (
 
 
 class _Rank:
-    """The parts of a rank that a time passes, on a clock of its own."""
+    """The parts of a rank that a time passes, with their own clock."""
 
     def __init__(self, rank: int, shares: Shares) -> None:
         self.rank, self.shares, self.clock, self.step = rank, shares, FakeClock(), 0
@@ -103,7 +103,7 @@ class _Rank:
     def reply(self) -> str:
         self.timer.pass_ended()
         held = self.gate.hold()
-        assert held is not None, "nobody stops the gate"
+        assert held is not None, "the barrier was not stopped"
         return reply_to_text(Reply(held.barrier, held.checksum, (), self.recorder.take()))
 
     def hear(self, text: str) -> None:
@@ -112,11 +112,11 @@ class _Rank:
 
 
 def _trained() -> tuple[set[str], Shares]:
-    """Return the modules that were entered, and the last split that was drawn."""
+    """Return the modules that Python entered, and the last split."""
     leader, entered = Leader(Control(policy_from_spec("adaptive"))), set[str]()
     workers = (Worker("one/0"), Worker("two/1"))
     opening = leader.form(FleetFormed(0, 0, 96, workers)).shares
-    assert opening is not None, "a fleet forms with a split"
+    assert opening is not None, "a new fleet has a split"
     leader.skip_opening(0)
     ranks = [_Rank(rank, opening) for rank in range(len(workers))]
 
@@ -144,8 +144,8 @@ def _trained() -> tuple[set[str], Shares]:
 def test_a_time_passes_the_modules_of_the_path_and_no_others() -> None:
     entered, shares = _trained()
 
-    assert shares[0] > 2 * shares[1], "the times have moved the split"
-    assert entered - BESIDE.keys() == set(PATH) - BETWEEN_PROCESSES
+    assert shares[0] > 2 * shares[1], "the times changed the split"
+    assert entered - OFF_PATH.keys() == set(PATH) - BETWEEN_PROCESSES
 
 
 def test_the_forms_of_time_and_split_are_types_of_the_path() -> None:
@@ -156,6 +156,6 @@ def test_the_forms_of_time_and_split_are_types_of_the_path() -> None:
 
 
 def test_the_path_gets_no_longer() -> None:
-    assert len(PATH) <= 20, "some 50 before it was counted here"
+    assert len(PATH) <= 20
     assert len(FORMS_OF_THE_TIME) <= 4
     assert len(FORMS_OF_THE_SPLIT) <= 4

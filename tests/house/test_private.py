@@ -1,4 +1,4 @@
-"""Tests go through public seams; what they still reach behind these becomes less."""
+"""Limits how often tests use private names of the project."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from pathlib import Path
 
 from tests.house.sources import ROOT
 
-# Places where a test reads or replaces a private name of ours: lower it whenever there are fewer.
+# Places where a test reads or replaces a private name of ours. Lower it when there are fewer.
 MOST_PLACES = 18
 OURS = ("evenstride", "tests", "benchmarks", "examples")
-# Private names of other libraries, which have no public seam, and of dataclasses and tuples.
+# Private names of other libraries that have no public equivalent, and of dataclasses and tuples.
 OTHERS = ("torch", "dist", "os", "Variable", "AcceleratorState", "compiled_autograd", "p", "mesh")
 PUBLIC = ("_asdict", "_replace", "_fields", "_get_fsdp_state")
 

@@ -1,4 +1,4 @@
-"""The public names: exported, documented, and as errors able to travel between ranks."""
+"""Public names are exported and documented. Errors can be sent to another rank."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ SPECIAL: dict[str, tuple[Any, ...]] = {
 
 
 def _members() -> Iterator[tuple[str, Any]]:
-    """Yield every public method and property of the public classes that are no errors."""
+    """Yield every public method and property of the public classes, except those of errors."""
     for name in NAMES:
         public = getattr(evenstride, name)
         if not issubclass(public, EvenstrideError):
             for inner, value in vars(public).items():
-                told = inspect.isfunction(value) or isinstance(value, property)
-                if told and not inner.startswith("_"):
+                documented = inspect.isfunction(value) or isinstance(value, property)
+                if documented and not inner.startswith("_"):
                     yield f"{name}.{inner}", value
 
 
@@ -54,7 +54,7 @@ def test_every_public_name_of_the_package_is_exported() -> None:
     assert found - modules - allowed <= set(evenstride.__all__)
 
 
-def test_a_name_that_is_not_there_is_refused_as_always() -> None:
+def test_a_missing_name_raises_the_usual_attribute_error() -> None:
     with pytest.raises(AttributeError, match="module 'evenstride' has no attribute 'Strode'"):
         evenstride.Strode  # noqa: B018
 
@@ -66,31 +66,31 @@ def test_every_public_name_opens_with_a_sentence_on_one_line(name: str) -> None:
 
 def _opens_with_a_sentence(name: str, value: object) -> None:
     first, *rest = (inspect.getdoc(value) or "").splitlines() or [""]
-    assert re.search(r"[.?!]$", first), f"{name}: {first!r} is no whole sentence"
-    assert not rest or not rest[0], f"{name}: a blank line belongs after the first"
+    assert re.search(r"[.?!]$", first), f"{name}: {first!r} does not end a sentence"
+    assert not rest or not rest[0], f"{name}: the second line must be blank"
 
 
-def test_every_public_method_says_what_it_takes_returns_and_raises() -> None:
+def test_every_public_method_documents_arguments_result_and_errors() -> None:
     methods = dict(_members())
 
     for name, value in methods.items():
         _opens_with_a_sentence(name, value)
         if not isinstance(value, property):
-            _tells_what_it_does(name, value)
+            _describes_its_interface(name, value)
     assert {"Stride.scale", "Stride.epoch", "Summary.to_dict"} <= methods.keys()
 
 
-def _tells_what_it_does(name: str, method: Callable[..., Any]) -> None:
+def _describes_its_interface(name: str, method: Callable[..., Any]) -> None:
     text, signature = inspect.getdoc(method) or "", inspect.signature(method)
     taken = [parameter for parameter in signature.parameters if parameter != "self"]
     if len(taken) > 1 or "Args:" in text:
         missing = [p for p in taken if not re.search(rf"^ +(\*\*)?{p}: ", text, re.MULTILINE)]
-        assert not missing, f"{name} does not say what {missing} are"
+        assert not missing, f"the docstring of {name} does not describe {missing}"
     returned = str(signature.return_annotation)
     if returned != "None" and not returned.startswith("Iterator"):
-        assert re.search("[Rr]eturn", text), f"{name} does not say what it returns"
+        assert re.search("[Rr]eturn", text), f"the docstring of {name} does not describe its result"
     if any(isinstance(node, ast.Raise) for node in ast.walk(_tree(method))):
-        assert "Raises:" in text, f"{name} raises, but does not say so"
+        assert "Raises:" in text, f"{name} raises an error that its docstring does not list"
 
 
 def _tree(method: Callable[..., Any]) -> ast.AST:
@@ -106,7 +106,7 @@ def test_the_main_class_has_its_arguments_errors_and_an_example() -> None:
         assert re.search(rf"^ +{parameter}: ", text, re.MULTILINE), parameter
 
 
-def test_every_error_stands_in_the_tree_on_top() -> None:
+def test_every_error_is_in_the_tree_of_the_module_docstring() -> None:
     tree = errors.__doc__ or ""
 
     for kind in ERRORS:
@@ -114,23 +114,23 @@ def test_every_error_stands_in_the_tree_on_top() -> None:
 
 
 @pytest.mark.parametrize("kind", ERRORS, ids=lambda kind: kind.__name__)
-def test_every_error_travels_to_another_rank_and_back(kind: type[EvenstrideError]) -> None:
-    error = kind(*SPECIAL.get(kind.__name__, ("asked for this; possible is that; change it",)))
+def test_every_error_can_be_sent_to_another_rank(kind: type[EvenstrideError]) -> None:
+    error = kind(*SPECIAL.get(kind.__name__, ("invalid value 3: expected 1; change it",)))
 
-    told = from_plain(json.loads(json.dumps(to_plain(error))))
+    received = from_plain(json.loads(json.dumps(to_plain(error))))
 
-    assert type(told) is kind
-    assert str(told) == str(error) != ""
-    assert vars(told) == vars(error)
-    assert isinstance(told, EvenstrideError)
+    assert type(received) is kind
+    assert str(received) == str(error) != ""
+    assert vars(received) == vars(error)
+    assert isinstance(received, EvenstrideError)
 
 
 @pytest.mark.parametrize("name", ["Unheard", "to_plain", "Any", "annotations"])
-def test_an_error_of_an_unknown_kind_arrives_as_ours(name: str) -> None:
-    told = from_plain({"type": name, "arguments": ["from a later version"]})
+def test_an_error_of_an_unknown_kind_is_received_as_an_evenstride_error(name: str) -> None:
+    received = from_plain({"type": name, "arguments": ["from a later version"]})
 
-    assert type(told) is EvenstrideError
-    assert str(told) == "from a later version"
+    assert type(received) is EvenstrideError
+    assert str(received) == "from a later version"
 
 
 @pytest.mark.parametrize(
@@ -140,14 +140,14 @@ def test_an_error_of_an_unknown_kind_arrives_as_ours(name: str) -> None:
         (99, "lower the global batch to at most 64, raise max_share, or add a worker"),
     ],
 )
-def test_a_batch_that_does_not_fit_is_told_with_the_way_out(total: int, remedy: str) -> None:
+def test_a_batch_that_does_not_fit_is_refused_with_a_remedy(total: int, remedy: str) -> None:
     text = str(errors.InfeasibleShares(total, 4, 64, 4))
 
-    assert f"cannot share a global batch of {total} samples: the 4 workers" in text
+    assert f"cannot split a global batch of {total} samples: the 4 workers" in text
     assert text.endswith(remedy)
 
 
-def test_an_unknown_policy_is_told_with_those_there_are() -> None:
+def test_an_unknown_policy_is_refused_with_the_known_ones() -> None:
     text = str(errors.UnknownPolicy("magic", ["adaptive", "uniform"]))
 
-    assert "unknown policy 'magic'; the policies are adaptive, uniform" in text
+    assert "unknown policy 'magic'; available policies: adaptive, uniform" in text

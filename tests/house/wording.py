@@ -92,7 +92,11 @@ def _without_code(text: str) -> str:
     def blank(found: re.Match[str]) -> str:
         return "\n" * found[0].count("\n") + " x " * ("\n" not in found[0])
 
-    for pattern in (r"(?ms)^( *)```.*?^\1```", r"(?s)<!--.*?-->", r"(?s)\*Not\*:.*?(?:\n(?=[\n-])|\Z)"):
+    for pattern in (
+        r"(?ms)^( *)```.*?^\1```",
+        r"(?s)<!--.*?-->",
+        r"(?s)\*Not\*:.*?(?:\n(?=[\n-])|\Z)",
+    ):
         text = re.sub(pattern, blank, text)
     text = re.sub(r"`[^`]*`", blank, text)
     return re.sub(r"\]\([^)]*\)", "]", text)

@@ -25,13 +25,13 @@ def check_trajectory(fleet: Fleet, survivors: str, epochs: int) -> None:
     atol = 1e-12 if epochs < 10 else 1e-6  # rounding grows with the steps
     lines = fleet.diary()
     assert trained(lines) == {step: sorted(ids) for step, ids in enumerate(steps)}
-    told = [json.loads((fleet.folder / f"{name}.weights.json").read_text()) for name in survivors]
-    for have, _ in told:
+    texts = [json.loads((fleet.folder / f"{name}.weights.json").read_text()) for name in survivors]
+    for have, _ in texts:
         for name, expected in weights.items():
             torch.testing.assert_close(
                 torch.tensor(have[name], dtype=torch.float64), expected, rtol=0, atol=atol
             )
-    assert all(one == told[0] for one in told), "workers end with equal weights and momenta"
+    assert all(one == texts[0] for one in texts), "workers end with equal weights and momenta"
 
 
 def of(lines: list[Line], name: str, kind: str, step: int) -> list[Line]:
@@ -51,9 +51,9 @@ def test_a_step_in_which_a_worker_dies_comes_again(
 ) -> None:
     survivors = "abc".replace(dies, "")
     with fleet_of(tmp_path) as fleet:
-        told = {name: dict(plans.get(name, {})) for name in "abc"}
-        told[dies] |= {"step": DIES_AT, "what": "dies"}
-        fleet.start(told)
+        texts = {name: dict(plans.get(name, {})) for name in "abc"}
+        texts[dies] |= {"step": DIES_AT, "what": "dies"}
+        fleet.start(texts)
         codes = fleet.wait()
 
     assert codes == {**dict.fromkeys(survivors, 0), dies: -9}
@@ -136,7 +136,7 @@ def test_a_newcomer_knows_its_position_though_another_died_as_they_met(tmp_path:
     check_trajectory(fleet, "ac", epochs)
 
 
-def test_nobody_waits_for_a_worker_that_has_given_up_a_step(tmp_path: Path) -> None:
+def test_no_worker_waits_for_one_that_has_given_up_a_step(tmp_path: Path) -> None:
     with fleet_of(tmp_path) as fleet:
         fleet.start({"a": {}, "b": {"step": DIES_AT, "what": "fails"}, "c": {}})
         codes = fleet.wait()

@@ -194,9 +194,9 @@ def test_what_cannot_be_is_refused_on_every_worker() -> None:
             (a, b)[rank].form(rank, 2, gather)
         return caught.value
 
-    told = together(2, refused)
+    outcomes = together(2, refused)
 
-    assert str(told[0]) == str(told[1])
+    assert str(outcomes[0]) == str(outcomes[1])
     assert not a.lead.leads
 
 

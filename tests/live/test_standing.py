@@ -1,4 +1,4 @@
-"""What follows from what the workers of a quorum tell each other."""
+"""What follows from the reports of the workers of a quorum."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def shown(name: str, kept: int = 2, **values: object) -> Shown:
     return replace(one, **values)  # type: ignore[arg-type]
 
 
-def changes(told: tuple[Happening, ...]) -> list[tuple[str, MembershipEvent]]:
-    return [(one.worker[-1], one.change) for one in told]
+def changes(news: tuple[Happening, ...]) -> list[tuple[str, MembershipEvent]]:
+    return [(one.worker[-1], one.change) for one in news]
 
 
 def before(*names: str) -> Membership:
@@ -77,19 +77,19 @@ def test_nothing_has_happened_where_the_same_meet_again() -> None:
 
 
 def test_who_is_not_in_the_quorum_is_lost() -> None:
-    told = happenings(before("a", "b"), incarnations("a", "b"), [shown("a")])
+    news = happenings(before("a", "b"), incarnations("a", "b"), [shown("a")])
 
-    assert changes(told) == [("b", MembershipEvent.LOST)]
+    assert changes(news) == [("b", MembershipEvent.LOST)]
 
 
 def test_who_started_again_is_lost_and_joins_without_being_ready() -> None:
     again = shown("b", 0, incarnation="second of b")
 
-    told = happenings(before("a", "b"), incarnations("a", "b"), [shown("a"), again])
+    news = happenings(before("a", "b"), incarnations("a", "b"), [shown("a"), again])
 
-    assert changes(told) == [("b", MembershipEvent.LOST), ("b", MembershipEvent.JOIN)]
-    assert told[0].why == "its process started again"
-    assert before("a", "b").after_all(told)[0].standing("host/b") is MemberState.JOINING
+    assert changes(news) == [("b", MembershipEvent.LOST), ("b", MembershipEvent.JOIN)]
+    assert news[0].why == "its process started again"
+    assert before("a", "b").after_all(news)[0].standing("host/b") is MemberState.JOINING
 
 
 def test_who_missed_a_step_gets_no_samples_until_it_is_ready() -> None:
@@ -101,9 +101,9 @@ def test_who_missed_a_step_gets_no_samples_until_it_is_ready() -> None:
     assert joining.standing("host/b") is MemberState.JOINING
     assert happenings(joining, incarnations("a", "b"), late) == ()
 
-    told = happenings(joining, incarnations("a", "b"), [shown("a", 3), shown("b", 3)])
+    news = happenings(joining, incarnations("a", "b"), [shown("a", 3), shown("b", 3)])
 
-    assert changes(told) == [("b", MembershipEvent.READY)]
+    assert changes(news) == [("b", MembershipEvent.READY)]
 
 
 @given(

@@ -1,4 +1,4 @@
-"""Gradients that are added up over the workers, whoever has used which parameters."""
+"""Gradients are summed over the workers, whichever workers have used a parameter."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def parameters(*gradients: list[float] | None) -> list[nn.Parameter]:
 
 def summed(*workers: list[nn.Parameter]) -> None:
     """Add up the gradients of several workers in this process."""
-    told: list[list[Tensor]] = []
+    sent: list[list[Tensor]] = []
     copies = [[_copy(p) for p in mine] for mine in workers]
     for mine in copies:
-        sum_gradients(mine, lambda some: told.append([one.clone() for one in some]), counts=True)
-    sums = [torch.stack(some).sum(0) for some in zip(*told, strict=True)]
+        sum_gradients(mine, lambda some: sent.append([one.clone() for one in some]), counts=True)
+    sums = [torch.stack(some).sum(0) for some in zip(*sent, strict=True)]
 
     def add_up(some: list[Tensor]) -> None:
         for one, total in zip(some, sums, strict=True):

@@ -1,4 +1,4 @@
-"""A worker of live mode that tells what it did, and may be told to die or to drop a step."""
+"""A worker of live mode that records what it did, and can be made to die or to drop a step."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class Plan:
         out: folder it writes to.
         epochs: to train.
         step: at which something happens; -1 for none.
-        what: happens then: ``dies`` before its backward pass, ``dies late`` between backward pass
-            and vote, ``drops`` the step alone, or ``fails`` before its backward pass, so that the
-            others wait for it; ``dies meeting`` happens when three meet;
-            ``restores`` its state in the midst of an epoch.
+        what: happens then. ``dies`` before its backward pass, or ``dies late`` between backward
+            pass and vote. ``drops`` the step alone. ``fails`` before its backward pass, so that the
+            others wait for it. ``dies meeting`` when three workers connect. ``restores`` its state
+            within an epoch.
         policy: of the shares.
         micro: most samples of a batch.
         processes: of its loader.
@@ -116,13 +116,13 @@ class Trainee:
         stride = self.stride
         while stride.epoch < self.plan.epochs:
             for ids, x, y in self.loader:
-                told = {"step": stride.step, "generation": stride.generation}
+                at = {"step": stride.step, "generation": stride.generation}
                 counted = ids.tolist() if stride.samples else []
                 parts = {"workers": stride.workers, "shares": stride.shares}
-                self.diary.write(kind="drew", ids=counted, **parts, **told)
+                self.diary.write(kind="drew", ids=counted, **parts, **at)
                 self._batch(x, y)
                 if stride.synced:
-                    self.diary.write(kind="voted", kept=stride.committed, **told)
+                    self.diary.write(kind="voted", kept=stride.committed, **at)
                 if stride.step == until:
                     return
 
@@ -149,7 +149,7 @@ class Trainee:
 
 
 def train(plan: Plan, together: Any = None) -> None:
-    """Train as the plan says, and write diary and weights.
+    """Train as the plan says, and write the log and the weights.
 
     Args:
         plan: of this worker.
@@ -186,8 +186,8 @@ def _die_meeting(stride: Any) -> None:
     def fatal(text: str) -> list[str]:
         if quorums._latest.world_size == 3:
             os.kill(os.getpid(), signal.SIGKILL)
-        told: list[str] = gather(text)
-        return told
+        texts: list[str] = gather(text)
+        return texts
 
     quorums.gather = fatal
 

@@ -179,7 +179,7 @@ def _ended(worker: int) -> bool:
         signal.SIGHUP,
     ],
 )
-def test_a_lab_that_is_told_to_end_leaves_no_group_and_no_worker(
+def test_a_lab_that_is_asked_to_end_leaves_no_group_and_no_worker(
     files: CgroupFiles, tmp_path: Path, number: signal.Signals
 ) -> None:
     with _lab(tmp_path) as (lab, worker):

@@ -198,7 +198,7 @@ def test_what_the_leader_asks_for_is_saved_by_all_at_one_step(
     _follows(ranks.run(go, 2, replace(run, steps=1)), alone(replace(run, steps=step + 1))[step:])
 
 
-def test_a_manifest_tells_what_was_saved(ranks: RankPool, tmp_path: Path) -> None:
+def test_a_manifest_lists_the_saved_state(ranks: RankPool, tmp_path: Path) -> None:
     ranks.run(go, 2, Run(str(tmp_path), steps=4))
 
     (name,) = checkpoints(tmp_path)

@@ -9,8 +9,8 @@ from tests.messages import check_message
 from tests.multiproc.alike import accepted, offered, opened, slightly, unequal, untouched
 
 CAUSES = {
-    "randn": "made of random numbers without a seed",
-    "noise as pictures": "made of random numbers without a seed",
+    "randn": "random numbers without a seed",
+    "noise as pictures": "random numbers without a seed",
     "random_split": "random_split() without a seeded generator",
     "a part by rank": "already split by rank",
     "a part in a list": "already split by rank",

@@ -59,7 +59,7 @@ def test_a_limit_of_steps_counts_the_samples_of_all(ranks: RankPool) -> None:
         assert one["places"] == [(1, 1, 0), (1, 1, 20), (1, 1, 20)]
 
 
-def test_who_trains_nothing_counts_the_same_passes(ranks: RankPool) -> None:
+def test_a_rank_that_trains_nothing_counts_the_same_passes(ranks: RankPool) -> None:
     run = Run("asp", length=40, batch=12, policy="static:12,0,0", most_steps=2)
 
     everywhere = ranks.run(train, 3, run)

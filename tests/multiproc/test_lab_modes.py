@@ -37,7 +37,7 @@ COMMAND = "from evenstride.cli.main import main; main()"
 
 @pytest.mark.alone
 @pytest.mark.timeout(180)
-def test_modes_run_under_limits_and_are_told_by_time(tmp_path: Path) -> None:
+def test_modes_run_under_limits_and_are_reported_by_time(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     options = ["--speeds", "0.4,0.4", "--sync", "bsp,asp", "--policies", "uniform", "--steps", "30"]
     more = ["--repeats", "1", "--no-calibrate", "--json", "--out", "runs", "--", "train.py"]

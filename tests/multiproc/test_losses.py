@@ -26,7 +26,7 @@ REFUSED = {
     "a mean as a sum": "this one is a mean over the local samples",
 }
 WARNED = {
-    "sum over a constant": "a sum divided by 1009, and this rank's batch has 4 samples",
+    "sum over a constant": "a sum divided by 1009, but this rank's batch has 4 samples",
     "sum over the global batch": "a sum divided by 12, which is the global batch",
     "a mean over some": "a mean over 23 elements of 4 samples",
     "class weights": "weight=class_weights[target].sum()",
@@ -144,8 +144,8 @@ def test_weights_as_the_guide_gives_them_are_exact(
     ("name", "text"),
     [
         ("unknown", 'use "mean"'),
-        ("a weight", "needs no weight"),
-        ("a weight_fn", "needs no weight"),
+        ("a weight", "takes no weight"),
+        ("a weight_fn", "takes no weight"),
     ],
 )
 def test_forms_that_cannot_be_are_refused(ranks: RankPool, name: str, text: str) -> None:

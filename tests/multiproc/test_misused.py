@@ -105,7 +105,7 @@ def test_clipping_between_micro_batches_is_told_of_with_its_line(ranks: RankPool
         assert line.endswith(line_of("# in pieces"))
 
 
-def test_clipping_a_whole_gradient_is_not_told_of(ranks: RankPool) -> None:
+def test_clipping_a_whole_gradient_causes_no_warning(ranks: RankPool) -> None:
     assert ranks.run(partial(clipped, in_pieces=False), 2) == [[], []]
 
 
@@ -121,7 +121,7 @@ def test_epochs_that_begin_again_after_a_restore_are_told_of_once(
 
 
 @pytest.mark.parametrize("name", [name for name in LOOPS if not name.startswith("from zero")])
-def test_epochs_that_go_on_after_a_restore_are_not_told_of(ranks: RankPool, name: str) -> None:
+def test_epochs_that_continue_after_a_restore_cause_no_warning(ranks: RankPool, name: str) -> None:
     assert ranks.run(restored, 2, name) == [[], []]
 
 
@@ -148,9 +148,7 @@ def test_a_scheduler_that_is_not_saved_is_told_of_once(ranks: RankPool, tmp_path
     check_message(line, "StepLR", _construction())
 
 
-def test_a_run_that_restores_and_saves_all_is_told_of_nothing(
-    ranks: RankPool, tmp_path: Path
-) -> None:
+def test_a_run_that_restores_and_saves_all_gets_no_warning(ranks: RankPool, tmp_path: Path) -> None:
     run = partial(saved, restores=True, saves_scheduler=True)
 
     assert ranks.run(run, 2, str(tmp_path)) == [[], []]

@@ -39,9 +39,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_each_rank_tells_both_norms_and_training_does_not_notice(
-    ranks: RankPool, name: str
-) -> None:
+def test_each_rank_reports_both_norms_and_training_is_unchanged(ranks: RankPool, name: str) -> None:
     run = CASES[name]
 
     everywhere = ranks.run(train, 3, run)

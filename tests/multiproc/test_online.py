@@ -229,7 +229,7 @@ def test_the_scripts_checkpoints_are_read_only_if_asked_and_never_changed(tmp_pa
     [
         ("unsaved", ConfigError, "trains without an evenstride.Checkpointer"),
         ("anew", ConfigError, r"does not call its restore\(\)"),
-        ("fixed", ConfigError, "has a global batch of its own, 8"),
+        ("fixed", ConfigError, "sets its own global batch, 8"),
         ("failing", LaunchError, "this script fails with several workers"),
     ],
 )

@@ -142,7 +142,7 @@ def test_a_loop_that_all_leave_before_its_end_changes_nothing(ranks: RankPool) -
 
 @pytest.mark.parametrize("samples", [12, 18, 30, 240])
 @pytest.mark.parametrize("who", [(0,), (1,)])
-def test_nobody_waits_for_a_rank_that_left_the_loop_after_its_last_step(
+def test_no_rank_waits_for_one_that_left_the_loop_after_its_last_step(
     ranks: RankPool, who: tuple[int, ...], samples: int
 ) -> None:
     """Also where that was one of the steps that each wait for a decision."""
@@ -153,7 +153,7 @@ def test_nobody_waits_for_a_rank_that_left_the_loop_after_its_last_step(
     _check_exact(everywhere, _steps(everywhere), samples=samples)
 
 
-def test_a_look_at_the_data_on_one_rank_is_nobody_elses_concern(ranks: RankPool) -> None:
+def test_reading_the_data_on_one_rank_does_not_affect_others(ranks: RankPool) -> None:
     assert ranks.run(looked, 2) == ["trained"] * 2
 
 
@@ -162,7 +162,9 @@ def test_a_state_of_another_batch_is_taken_up_by_all(ranks: RankPool) -> None:
 
 
 @pytest.mark.parametrize("who", [0, 1])
-def test_a_rank_that_ends_at_a_turn_keeps_nobody(ranks: RankPool, who: int) -> None:
+def test_no_rank_waits_for_one_that_ends_at_a_change_of_the_batch(
+    ranks: RankPool, who: int
+) -> None:
     told = ranks.run(ended_at_turn, 2, who)
 
     assert told[who] == "left"

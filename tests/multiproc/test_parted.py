@@ -48,7 +48,7 @@ def test_every_sample_once_and_the_gradient_exact(ranks: RankPool, plan: dict[st
             assert relative_error(step["gradient"], truth) <= 1e-12
 
 
-def test_parts_are_cut_anew_from_epoch_to_epoch(ranks: RankPool) -> None:
+def test_parts_are_cut_again_in_each_epoch(ranks: RankPool) -> None:
     told = ranks.run(train, 2, {"policy": "adaptive", "epochs": 3})
 
     sizes = [[len(mine) for mine in of_ranks] for of_ranks in _by_epoch(told).values()]

@@ -14,7 +14,7 @@ from evenstride.trace.read import read_records
 from tests.messages import raises_message
 from tests.multiproc.policies import TakeTurns, named_otherwise, trained, trained_by_objects
 
-EARLY = "the epoch of the data is not over"
+EARLY = "the epoch of the data has not ended"
 
 
 def test_dbs_decides_where_an_epoch_of_the_loader_ends(ranks: RankPool, tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ def measuring(folder: Path, script: str, *arguments: str) -> Measuring:
     return Measuring((str(path), *arguments), "box", (1.0, 0.25, 0.5), 0.3, "2026-05-01")
 
 
-def test_steps_of_every_size_are_measured_and_the_workload_is_told(tmp_path: Path) -> None:
+def test_steps_of_every_size_are_measured_and_the_workload_is_described(tmp_path: Path) -> None:
     found = profile(measuring(tmp_path, SCRIPT, "64"))
 
     (device,) = found.devices

@@ -54,7 +54,7 @@ def test_what_two_ranks_trained_to_a_loss_is_planned_with(
     for one in found["trainings"]:
         assert one["epochs"] == pytest.approx(expected[one["batch"]])
         assert 1 / 8 < one["gamma"] < 1
-    assert any("fitted to trainings at 2 batches" in why for why in found["caveats"])
+    assert any("fitted to runs at 2 batches" in why for why in found["caveats"])
     assert found["candidates"][found["chosen"]]["cluster"].endswith("x box")
 
 

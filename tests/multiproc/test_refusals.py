@@ -183,7 +183,7 @@ def test_hsdp_divides_nothing_but_data(ranks: RankPool) -> None:
 
 
 @pytest.mark.parametrize(("policy", "warnings"), [(None, 1), ("uniform", 0)])
-def test_one_rank_tells_that_only_a_part_of_the_job_is_balanced(
+def test_one_rank_reports_that_only_a_part_of_the_job_is_balanced(
     ranks: RankPool, policy: str | None, warnings: int
 ) -> None:
     told = ranks.run(told_of_the_rest, 4, policy)

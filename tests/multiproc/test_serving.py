@@ -41,7 +41,7 @@ WRONG = {
     "in turns": "two optimizers step the same parameters",
     "clamped": "weights were changed since the optimizer's last step",
     "fails": "failed: .*this optimizer has had enough",
-    "left out": "a gradient scaler found a gradient that is not finite",
+    "left out": "a gradient scaler found an infinite or NaN gradient",
     "unwatched": "no model was given to stride.watch",
     "unfrozen": "was frozen when stride.watch.. got it",
     "several": "one optimizer with several parameter groups",

@@ -200,7 +200,7 @@ def test_ranks_evaluate_a_sharded_model_in_unequal_numbers_of_batches(ranks: Ran
     assert one == other == pytest.approx(truth, rel=1e-12)
 
 
-def test_an_island_is_who_shards_one_replica(ranks: RankPool) -> None:
+def test_a_shard_group_is_the_ranks_that_shard_one_replica(ranks: RankPool) -> None:
     assert ranks.run(islands, 4, Layout(mesh=(4,))) == [(0, 1, 2, 3)] * 4
     assert ranks.run(islands, 4, ISLANDS) == [(0, 1)] * 2 + [(2, 3)] * 2
 

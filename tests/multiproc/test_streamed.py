@@ -50,7 +50,7 @@ def test_every_sample_once_and_the_gradient_exact(ranks: RankPool, plan: dict[st
 
     _check([told])
     assert told[0]["state"]["left"] is None, "an epoch has ended"
-    assert "each rank reads some of 6 shards in a row" in told[0]["summary"]
+    assert "each rank reads some of 6 shards in sequence" in told[0]["summary"]
 
 
 @pytest.mark.parametrize("world", [2, 3])
@@ -68,7 +68,7 @@ def test_a_run_goes_on_in_mid_epoch_with_any_number_of_ranks(ranks: RankPool, wo
     _check([first, rest])
 
 
-def test_augmentation_does_not_depend_on_who_reads_a_sample(ranks: RankPool) -> None:
+def test_augmentation_does_not_depend_on_the_rank_that_reads_a_sample(ranks: RankPool) -> None:
     plans: list[dict[str, Any]] = [
         {"policy": policy, "epochs": 1} for policy in ("static:5,19", "static:20,4")
     ]

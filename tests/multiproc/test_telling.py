@@ -15,7 +15,7 @@ from tests.multiproc.refusals import settings
 from tests.multiproc.telling import burdened, in_own_steps, told
 
 
-def test_rank_0_tells_of_all_ranks(ranks: RankPool, tmp_path: Path) -> None:
+def test_rank_0_reports_on_all_ranks(ranks: RankPool, tmp_path: Path) -> None:
     pytest.importorskip("prometheus_client", reason="needs the extra prometheus")
     path = tmp_path / "metrics.csv"
 

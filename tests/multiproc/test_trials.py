@@ -95,7 +95,7 @@ def test_a_calibration_by_hand_leaves_checkpoints(saved: Path) -> None:
     assert contents(saved) == before
 
 
-def test_what_a_script_saves_itself_is_told_and_then_not_overwritten(tmp_path: Path) -> None:
+def test_a_file_that_a_script_saves_itself_is_named_and_not_overwritten(tmp_path: Path) -> None:
     told, file = list[str](), tmp_path / "model.pt"
 
     profile(measuring(str(tmp_path / "saved"), str(file)), told.append)
@@ -105,7 +105,7 @@ def test_what_a_script_saves_itself_is_told_and_then_not_overwritten(tmp_path: P
         "a training loads it"
     )
     before = contents(tmp_path)
-    with pytest.raises(LaunchError, match=r"overwrites .*model\.pt, which was there before"):
+    with pytest.raises(LaunchError, match=r"overwrites .*model\.pt, which is older than"):
         profile(measuring(str(tmp_path / "saved"), str(file)))
     assert contents(tmp_path) == before
 

@@ -30,7 +30,7 @@ WHY = "Not measured: as on CUDA."
     ("asked", "share"),
     [({}, (4, 4)), ({"policy": "static:1,7"}, (1, 7)), ({"policy": "uniform"}, (4, 4))],
 )
-def test_shares_stay_and_no_time_is_told(
+def test_shares_stay_and_no_time_is_reported(
     ranks: RankPool, tmp_path: Path, asked: dict[str, Any], share: tuple[int, ...]
 ) -> None:
     lead, follower = ranks.run(uncounted, 2, str(tmp_path), asked)
@@ -60,7 +60,7 @@ def test_top_and_report_say_so(ranks: RankPool, tmp_path: Path) -> None:
     shown, page = " ".join(console.export_text().split()), page_of([run])
 
     assert WHY in shown
-    assert "kept others" not in shown
+    assert "others waited" not in shown
     assert "efficiency" not in shown
     assert view.to_dict()["totals"]["waiting_part"] is None
     assert WHY in page

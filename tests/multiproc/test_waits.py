@@ -34,7 +34,7 @@ def one_is_late(rank: int, late: int) -> tuple[int, list[str]]:
 
 
 @pytest.mark.parametrize("late", [0, 1])
-def test_ranks_that_wait_in_a_call_name_it_and_whom_they_wait_for(
+def test_ranks_that_wait_in_a_call_name_it_and_the_missing_ranks(
     ranks: RankPool, late: int
 ) -> None:
     answers = ranks.run(one_is_late, 3, late)

@@ -21,7 +21,7 @@ from evenstride.core.diagnostics.alerts import (
 )
 from evenstride.core.fleet import Fleet, Worker
 from evenstride.core.time_model.estimates import TimeModel
-from tests.effort import dear
+from tests.effort import expensive
 from tests.unit.sim.watched import watched, worker
 
 # After a slow-down: the while that it must last, what an exchange may come later than that, and
@@ -64,7 +64,7 @@ def slowed(speed: float, at: int, policy: str, noise: float = 0.0, seed: int = 0
     return Slowed(run.found, at, speed)
 
 
-def test_noise_alone_names_nobody() -> None:
+def test_noise_alone_names_no_worker() -> None:
     drawn, wrong = Random(SEED), 0
     for seed in range(12):
         usual = {"noise": drawn.uniform(0, 0.2), "spike_rate": drawn.uniform(0, 0.1)}
@@ -79,7 +79,7 @@ def test_noise_alone_names_nobody() -> None:
     assert wrong <= 1
 
 
-@dear
+@expensive
 @given(
     speed=st.floats(0.2, 0.6),
     at=st.integers(150, 400),
@@ -131,7 +131,7 @@ def test_each_episode_is_named_exactly_once() -> None:
 
 
 @given(fleets, st.integers(20, 400))
-def test_who_is_not_worth_its_place_is_found_by_trying(
+def test_a_worker_not_worth_its_place_is_found_by_a_trial(
     workers: list[tuple[float, float, int]], batch: int
 ) -> None:
     fixed, per_sample, least = zip(*workers, strict=True)

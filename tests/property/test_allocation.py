@@ -160,7 +160,7 @@ def test_a_split_to_begin_near_changes_nothing(rows: Rows, scale: int, data: st.
 
 
 @given(rows=workers, copies=st.integers(1, 40), missing=st.integers(0, 40))
-def test_units_go_one_by_one_to_whoever_would_finish_first(
+def test_units_go_one_by_one_to_the_worker_that_would_finish_first(
     rows: Rows, copies: int, missing: int
 ) -> None:
     model, lower, upper = _fleet(rows * copies)
@@ -255,7 +255,7 @@ def test_many_units_that_tie_level_the_shares() -> None:
     assert split.tolist() == [150, 150]
 
 
-def test_rounding_of_long_times_leaves_nobody_without_room() -> None:
+def test_rounding_of_long_times_leaves_no_worker_without_room() -> None:
     # One ulp of the fixed time is the time of some 15 samples.
     model = TimeModel.affine([1e5, 1e5], [1e-12, 1e-12])
 

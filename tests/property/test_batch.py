@@ -20,7 +20,7 @@ from evenstride.core.fleet import Worker
 from evenstride.core.policies import policy_from_spec
 from evenstride.core.time_model.observation import Measurements, Observation
 from evenstride.trace.codec import decode, encode
-from tests.effort import dear
+from tests.effort import expensive
 
 policies = st.sampled_from(["adaptive", "uniform", "dynamic-batching", "adaptive:allow_idle=1"])
 ends = st.floats(0.0, 1e6)
@@ -61,7 +61,7 @@ def histories(draw: st.DrawFn) -> tuple[str, list[Event]]:
     return draw(policies), events
 
 
-@dear
+@expensive
 @given(histories())
 def test_a_batch_lies_within_its_bounds_and_near_the_one_before(
     history: tuple[str, list[Event]],

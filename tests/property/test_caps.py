@@ -33,7 +33,7 @@ def test_caps_that_leave_no_room_are_raised_by_hardly_more_than_the_factor_they_
     idle=st.lists(st.integers(1, 60), min_size=1, max_size=3),
     data=st.data(),
 )
-def test_who_is_out_stays_out_where_the_others_can_take_what_a_bound_takes_away(
+def test_an_excluded_worker_stays_out_if_the_others_have_room(
     bounds: list[int], idle: list[int], data: st.DataObject
 ) -> None:
     fitting = [data.draw(st.integers(1, most)) for most in bounds]

@@ -78,7 +78,7 @@ class Schedule(RuleBasedStateMachine):
         del self.made[worker]
         self.pulled.pop(worker, None)
         for call in (self.clocks.may_begin, self.clocks.ticked, self.clocks.lost):
-            with pytest.raises(ValueError, match=f"worker {worker} has no clock: there are"):
+            with pytest.raises(ValueError, match=f"worker {worker} has no clock: it is lost"):
                 call(worker)
 
     @rule()
@@ -133,7 +133,7 @@ def test_the_bounds_are_reached(bound: int, others: int) -> None:
     assert [clocks.ahead(worker) for worker in range(others + 1)] == [0] + [bound + 1] * others
 
 
-def test_without_a_bound_nobody_waits() -> None:
+def test_without_a_bound_no_worker_waits() -> None:
     clocks = Clocks.of(2, None)
     for _ in range(1000):
         clocks = clocks.ticked(0)
@@ -142,7 +142,7 @@ def test_without_a_bound_nobody_waits() -> None:
     assert clocks.ahead(0) == 1000
 
 
-def test_who_waited_for_the_lost_goes_on() -> None:
+def test_a_worker_that_waited_for_a_lost_one_continues() -> None:
     clocks = Clocks.of(3, 0).ticked(0).ticked(1)
     assert not clocks.may_begin(0)
     assert clocks.slowest == 0

@@ -48,7 +48,9 @@ class Epoch(RuleBasedStateMachine):
     def train(self, worker: int) -> None:
         worker %= len(self.hands)
         if not self.hands[worker]:
-            with pytest.raises(ValueError, match=f"worker {worker} has trained a piece, but has"):
+            with pytest.raises(
+                ValueError, match=f"worker {worker} reports a trained piece, but has"
+            ):
                 self.handout.trained(worker)
             return
         self.handout = self.handout.trained(worker)
@@ -147,7 +149,7 @@ def test_a_worker_there_is_not_is_refused(worker: int) -> None:
     for call in (lambda: handout.give(worker, 1), lambda: handout.trained(worker)):
         with raises_message(ValueError, worker):
             call()
-    with pytest.raises(ValueError, match=f"no worker {worker}"):
+    with pytest.raises(ValueError, match=f"unknown worker {worker}"):
         handout.lost(worker)
 
 

@@ -88,7 +88,7 @@ def test_of_more_kinds_than_are_looked_for_the_deepest_cuts_are_made() -> None:
     assert (kinds[:, 0] != kinds[:, 1]).tolist() == (apart > 0.03).tolist()
 
 
-def test_workers_are_told_apart_where_they_were_measured() -> None:
+def test_workers_are_distinguished_where_they_were_measured() -> None:
     """A split that is decided but not in force says nothing: there, all are as doubtful."""
     time_s = np.array([0.041, 0.041, 0.045, 0.045])
     curves = _curves(time_s, 0.01).bent(np.full(4, 64), np.full(4, 0.17))
@@ -98,7 +98,7 @@ def test_workers_are_told_apart_where_they_were_measured() -> None:
     assert kinds_of(curves, decided).tolist() == [0, 0, 1, 1]
 
 
-def test_curves_that_cross_are_told_apart_where_they_part() -> None:
+def test_curves_that_cross_are_distinguished_where_they_differ() -> None:
     """At the middle of their shares, which is where they are known best, these are the same."""
     steep = CurveEstimates.certain(np.zeros(3), np.full(3, 1e-3))
     flat = CurveEstimates.certain(np.full(3, 0.03), np.full(3, 0.25e-3))

@@ -71,7 +71,7 @@ def test_what_is_known_at_once_makes_one_new_group_at_most(happenings: list[Happ
 
 
 @given(st.lists(HAPPENINGS, max_size=30))
-def test_who_serves_is_ready_and_is_leaving_only_if_all_are(happenings: list[Happening]) -> None:
+def test_serving_workers_are_ready_and_leave_only_if_all_do(happenings: list[Happening]) -> None:
     membership, _ = FORMED.after_all(tuple(happenings))
     standings = [membership.members[place].standing for place in membership.serving]
     all_of_them = {member.standing for member in membership.members}

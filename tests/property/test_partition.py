@@ -44,7 +44,7 @@ def test_an_epoch_is_exactly_once_across_resizes_departures_and_aborts(
 
 
 @given(shares=splits, size=st.integers(1, 300))
-def test_tail_shares_sum_to_the_window_and_leave_nobody_out_without_need(
+def test_tail_shares_sum_to_the_window_and_leave_no_worker_out_without_need(
     shares: list[int], size: int
 ) -> None:
     size = min(size, sum(shares))

@@ -15,7 +15,7 @@ from evenstride.core.sampling.partition import EpochCursor, EpochParts, cut, ste
     shuffle=st.booleans(),
     epoch=st.integers(0, 3),
 )
-def test_every_sample_is_trained_once_by_who_has_its_part(
+def test_every_sample_is_trained_once_by_the_worker_with_its_part(
     shares: tuple[int, ...], length: int, shuffle: bool, epoch: int
 ) -> None:
     batch = sum(shares)

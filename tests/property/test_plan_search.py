@@ -49,7 +49,7 @@ from evenstride.planner.spot_losses import (
     slowdown,
 )
 from evenstride.planner.workload.step_time import Curve
-from tests.effort import dear
+from tests.effort import expensive
 from tests.unit.planner.kinds import exactly, task, transience
 
 _parts = st.floats(0.0, 0.3)
@@ -150,7 +150,7 @@ def _choices(space: Space) -> Iterator[ClusterChoice]:
                 )
 
 
-@dear
+@expensive
 @given(_kinds("a"), _kinds("b"), _quick_tasks, _confidences, _batches)
 def test_no_choice_is_better_than_its_bound(
     one: Kind, two: Kind, what: TrainingTask, confidence: float, batches: list[int]
@@ -206,7 +206,7 @@ def test_the_bound_is_close_where_shares_are_large(machines: int) -> None:
     assert rough[0][index] >= 0.99 * at_most(found.time_s, 0.9)
 
 
-@dear
+@expensive
 @given(_losses(), _losses(), _saves, st.integers(1, 40), st.integers(0, 40), st.floats(60, 1e6))
 def test_losses_cost_at_least_what_the_tables_say(
     one: PreemptionRate | None,
@@ -242,7 +242,7 @@ _wishes = st.builds(
 )
 
 
-@dear
+@expensive
 @given(_kinds("a"), _kinds("b"), _kinds("c"), _quick_tasks, _wishes, st.integers(1, 3))
 def test_a_small_space_is_searched_to_the_end(
     one: Kind, two: Kind, three: Kind, what: TrainingTask, wishes: Wishes, most: int

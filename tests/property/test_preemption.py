@@ -69,7 +69,7 @@ def test_a_life_drawn_is_where_its_part_is_gone(lifetime: Lifetime, parts: np.nd
 
 
 @given(lifetimes, ages_s)
-def test_what_is_left_is_positive_as_long_as_somebody_is(
+def test_remaining_lifetime_is_positive_while_survival_is(
     lifetime: Lifetime, ages: np.ndarray
 ) -> None:
     alive = lifetime.survival(ages) > 1e-9

@@ -142,7 +142,7 @@ def test_the_split_next_to_another_one(rows: Rows, data: st.DataObject) -> None:
 @given(
     pairs=st.lists(st.tuples(st.integers(0, 90), st.integers(1, 33)), min_size=1, max_size=30),
 )
-def test_without_tight_bounds_nobody_moves_by_a_quantum(pairs: list[tuple[int, int]]) -> None:
+def test_without_tight_bounds_no_share_moves_by_a_quantum(pairs: list[tuple[int, int]]) -> None:
     shares, quanta = map(np.array, zip(*pairs, strict=True))
 
     split = in_quanta(shares, np.zeros_like(shares), np.full_like(shares, 10**6), quanta)

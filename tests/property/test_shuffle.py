@@ -85,7 +85,7 @@ def test_the_inverse_of_a_whole_order_is_its_positions(length: int, seed: int, e
 
 
 @given(data=st.data(), length=short, seed=seeds)
-def test_what_is_read_at_some_positions_stands_there_in_the_whole_order(
+def test_values_read_at_some_positions_are_those_of_the_whole_order(
     data: st.DataObject, length: int, seed: int
 ) -> None:
     shuffle = Permutation(length, seed, 3)

@@ -69,7 +69,7 @@ def lossy(draw: st.DrawFn) -> Scenario:
 
 
 @given(lossy(), MODES, POLICIES)
-def test_every_sample_is_trained_once_in_its_epoch_whoever_is_lost(
+def test_every_sample_is_trained_once_in_its_epoch_after_any_loss(
     made: Scenario, mode: str, policy: str
 ) -> None:
     record = list[Entry]()
@@ -101,7 +101,7 @@ def test_the_same_seed_gives_the_same_run_in_every_mode(
 
 
 @given(lossy(), st.integers(0, 3), POLICIES)
-def test_nobody_begins_further_ahead_of_the_slowest_than_the_bound(
+def test_no_worker_begins_further_ahead_of_the_slowest_than_the_bound(
     made: Scenario, bound: int, policy: str
 ) -> None:
     assume(all(event.kind not in ("join", "notice", "leave") for event in made.events))
@@ -156,7 +156,7 @@ def test_an_average_after_every_step_takes_the_time_of_bsp(made: Scenario, polic
 
 
 @given(scenarios())
-def test_who_meets_less_often_is_never_later(made: Scenario) -> None:
+def test_fewer_averages_never_take_longer(made: Scenario) -> None:
     """With the same shares and the same noise; adaptive ones depend on what was waited."""
     bsp, seldom, behind = (
         simulate_sync(made, "uniform", sync_from_spec(mode), 2).time_s
@@ -184,7 +184,7 @@ def test_one_worker_alone_is_never_stale_and_takes_the_time_of_one_process(
 
 
 @given(lossy(), POLICIES)
-def test_a_bound_that_nobody_reaches_changes_nothing(made: Scenario, policy: str) -> None:
+def test_a_bound_that_no_worker_reaches_changes_nothing(made: Scenario, policy: str) -> None:
     free, bounded = (
         simulate_sync(made, policy, sync_from_spec(mode), 1)
         for mode in ("asp", "ssp(staleness=100000)")

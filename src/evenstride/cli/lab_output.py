@@ -1,6 +1,6 @@
-"""Lab sessions on the command line: planned, shown while they run, told, and drawn.
+"""Lab sessions on the command line: plan, progress, results and plots.
 
-A session ends with its figures on stdout, and an exit code that says whether they may be quoted.
+A session ends with its figures on stdout. Its exit code shows whether they are valid.
 """
 
 from __future__ import annotations
@@ -17,11 +17,18 @@ import typer
 
 from evenstride.cli.arguments import every_policy, split_policies
 from evenstride.cli.live_progress import LiveTable
-from evenstride.cli.terminal_text import print_table, say, tell_forgone
+from evenstride.cli.terminal_text import print_drawbacks, print_table, say
 from evenstride.core.policies import policy_from_spec
 from evenstride.errors import ConfigError
 from evenstride.lab.comparison import lab_session
 from evenstride.lab.comparison.comparison_result import Comparison, ModesComparison
+from evenstride.lab.comparison.comparison_text import (
+    bound_lines,
+    disturbance,
+    missed_speeds,
+    rate_over,
+    ratio_text,
+)
 from evenstride.lab.comparison.lab_session import LabPlan, Viewer
 from evenstride.lab.comparison.trace_figures import Rates, leader_steps, mean_step_s
 from evenstride.lab.processes.speeds import parse_change, parse_speeds
@@ -33,7 +40,7 @@ from evenstride.sim.scoring.suite import FIELDS
 from evenstride.trace.run_log import RunLog
 
 DISTURBED = 3
-"""Exit code of a measurement that ran to its end on a machine that changed meanwhile."""
+"""Exit code of a complete measurement on a machine whose speed changed."""
 
 _OURS, _EQUAL = "adaptive", "uniform"
 _STEPS = 120
@@ -57,9 +64,9 @@ def conclude(
     as_json: bool,
     figures: dict[str, Any] | None = None,
 ) -> None:
-    """Print the outcome, as a story or as JSON, and leave with its exit code.
+    """Print the outcome as text or JSON, and exit with its code.
 
-    ``figures`` are what the JSON holds, if not all of the outcome.
+    ``figures`` replace the outcome in the JSON.
     """
     if as_json:
         typer.echo(json.dumps(outcome.to_dict() if figures is None else figures))
@@ -69,20 +76,16 @@ def conclude(
 
 
 def _end_with(outcome: Comparison | ModesComparison) -> None:
-    """Tell what makes the figures less than they could be, and leave with the exit code."""
-    for caveat in outcome.caveats:
+    """Print notes on the figures, and exit with the outcome's code."""
+    for caveat in filter(None, (*outcome.caveats, missed_speeds(outcome))):
         say(f"note: {caveat}", err=True)
     if outcome.disturbed:
-        say(
-            f"disturbed: the workers' own speeds changed by {outcome.drift:.0%} between the "
-            "calibration before and the one after, so the figures are not to be quoted",
-            err=True,
-        )
+        say(disturbance(outcome), err=True)
         raise typer.Exit(DISTURBED)
 
 
 def perform(plan: LabPlan) -> tuple[Comparison, dict[str, list[Path]]]:
-    """Return what a lab session came to, and each policy's traces; show it meanwhile."""
+    """Return the outcome of a lab session and each policy's traces; show the progress."""
     traces: dict[str, list[Path]] = {}
     with LiveTable(plan.speeds) as board:
 
@@ -100,7 +103,7 @@ def tell(outcome: Comparison) -> str:
             run.policy,
             f"{run.step_s * 1e3:.1f} ms",
             f"{run.samples_per_s:.0f}",
-            "" if run.efficiency is None else f"{run.efficiency:.2f}",
+            "" if run.efficiency is None else ratio_text(run.efficiency, run.efficiency_interval),
             f"{run.changes}",
             "/".join(map(str, run.shares)),
         )
@@ -111,14 +114,12 @@ def tell(outcome: Comparison) -> str:
         rows.append(("best fixed split", f"{best.step_s * 1e3:.1f} ms", "", "", "", shares))
     headings = ("policy", "step", "samples/s", "efficiency", "changes", "samples")
     lines = [f"\n{cluster_line(outcome)}\n", Table(headings, tuple(rows)).text()]
-    if outcome.speedup is not None:
-        bound = "" if outcome.bound is None else f", bound {outcome.bound:.2f}"
-        lines.append(f"\nspeed-up over equal batches {outcome.speedup:.2f}{bound}")
-    return "\n".join([*lines, f"trace {outcome.trace}"])
+    figures = bound_lines(outcome, "\nspeed-up over the equal split")
+    return "\n".join([*lines, *figures, f"trace {outcome.trace}"])
 
 
 def cluster_line(outcome: Comparison | ModesComparison) -> str:
-    """Return what the figures were measured on."""
+    """Return a description of the measured workers."""
     measured = outcome.achieved_speeds
     return (
         f"{outcome.workers} workers at speeds {_numbers(outcome.speeds)}"
@@ -132,7 +133,7 @@ def _numbers(values: tuple[float, ...]) -> str:
 
 
 def compare_modes(plan: LabPlan, as_json: bool) -> None:
-    """Run the plan's modes in the lab, print what they came to, and leave with its exit code."""
+    """Run the plan's modes in the lab, print the results, and exit with the outcome's code."""
     with LiveTable(plan.speeds) as board:
         viewer = Viewer(board.say, board.follow, lambda _: board.refresh())
         outcome = lab_session.run_modes(plan, viewer)
@@ -142,25 +143,25 @@ def compare_modes(plan: LabPlan, as_json: bool) -> None:
         say(f"\n{cluster_line(outcome)}\n")
         print_table(modes_table(outcome.by_arm()))
         typer.echo(f"\ntraces {outcome.folder}")
-    tell_forgone(plan.modes)
+    print_drawbacks(plan.modes)
     _end_with(outcome)
 
 
 def modes_table(arms: dict[tuple[str, str], list[Rates]]) -> Table:
     """Return a line for each mode and policy: means over its runs."""
-    equal = {sync: _rate(runs) for (sync, policy), runs in arms.items() if policy == _EQUAL}
+    equal = {sync: runs for (sync, policy), runs in arms.items() if policy == _EQUAL}
     lines = (_line(sync, policy, runs, equal.get(sync)) for (sync, policy), runs in arms.items())
     return Table(_HEADINGS, tuple(lines), keys=2)
 
 
-def _line(sync: str, policy: str, runs: list[Rates], equal: float | None) -> tuple[str, ...]:
+def _line(sync: str, policy: str, runs: list[Rates], equal: list[Rates] | None) -> tuple[str, ...]:
     periods = [[one.period_s for one in run.workers if one.updates] for run in runs]
     stale = [run.staleness for run in runs if run.staleness is not None]
     return (
         sync,
         policy,
         f"{_rate(runs):.0f}",
-        NOTHING if equal is None else f"{_rate(runs) / equal:.2f}",
+        NOTHING if equal is None else rate_over(runs, equal),
         f"{sum(run.waiting for run in runs) / len(runs):.1%}",
         f"{sum(mean for mean, _ in stale) / len(stale):.2f}" if stale else NOTHING,
         str(max(most for _, most in stale)) if stale else NOTHING,
@@ -183,22 +184,22 @@ def real_plan(
     repeats: int,
     steps: int | None,
 ) -> LabPlan:
-    """Return the lab session for what ``compare --real`` is given; ``None`` where it is nothing."""
+    """Return the lab session of ``compare --real``; ``None`` stands for an option not given."""
     _refuse_scenario(command)
-    wanted = parse_speeds(speeds)
+    limits = parse_speeds(speeds)
     names = split_policies(policies) if policies else every_policy()
     for name in names:
         policy_from_spec(name)
-    # The lab counts the speed-up for the last one, and begins with the first.
+    # The lab reports the speed-up of the last policy over the first.
     names = tuple(sorted(names, key=lambda name: (name != _EQUAL, name == _OURS)))
     folder = Path("runs") / time.strftime("compare-%Y%m%d-%H%M%S")
     return LabPlan(
         command=tuple(command or [own_script()]),
-        speeds=wanted,
+        speeds=limits,
         policies=names,
         steps=steps or _STEPS,
         repeats=repeats,
-        changes=tuple(parse_change(text, len(wanted)) for text in changes),
+        changes=tuple(parse_change(text, len(limits)) for text in changes),
         folder=folder.resolve(),
         calibrate=True,
     )
@@ -207,20 +208,20 @@ def real_plan(
 def _refuse_scenario(command: Sequence[str] | None) -> None:
     if command and Path(command[0]).suffix.lower() in (".yaml", ".yml"):
         raise ConfigError(
-            f"--real runs a script, and {command[0]} is none; leave --real out to simulate it, or "
-            "give a script, or nothing for the package's own"
+            f"--real runs a script, but {command[0]} is a scenario; leave --real out to simulate "
+            "it, give a script, or leave the argument out for the package's own script"
         )
 
 
 def own_script() -> str:
-    """Return the path of the script that is run if none is given, without importing it."""
+    """Return the path of the default script without importing it."""
     spec = find_spec("evenstride.lab.comparison.sample_script")
     assert spec is not None, "it is part of the package"
     return str(spec.origin)
 
 
 def compare_real(plan: LabPlan, plot: Path | None, as_json: bool) -> None:
-    """Run the policies in the lab, print what they came to, and leave with its exit code."""
+    """Run the policies in the lab, print the results, and exit with the outcome's code."""
     if plot:
         suite_figures.check_plotting()
         suite_figures.check_writable(_plot(plan, plot))
@@ -229,13 +230,13 @@ def compare_real(plan: LabPlan, plot: Path | None, as_json: bool) -> None:
     figures = {"rows": _rows(outcome), "mean_step_s": means, "comparison": outcome.to_dict()}
     try:
         conclude(outcome, lambda one: f"{tell(one)}\n\n{_sentence(means)}", as_json, figures)
-    finally:  # after the figures, which a plot that fails must not cost
+    finally:  # after the figures, so that a failing plot does not hide them
         if plot:
             _draw(traces, plan, _plot(plan, plot))
 
 
 def _rows(outcome: Comparison) -> list[dict[str, Any]]:
-    """Return rows with the fields of simulated ones; what is not measured is null."""
+    """Return rows with the fields of simulated runs; ``None`` where nothing is measured."""
     steps_s = {run.policy: run.step_s for run in outcome.runs}
     return [
         {
@@ -252,16 +253,16 @@ def _rows(outcome: Comparison) -> list[dict[str, Any]]:
 
 
 def _sentence(means: dict[str, float]) -> str:
-    """Say how ours stands by the mean of all steps after the cold ones, changes included."""
+    """Return a comparison by the mean of all steps after the cold block, changes included."""
     others = {policy: mean_s for policy, mean_s in means.items() if policy != _OURS}
     if _OURS not in means or not others:
         return f"Mean step {', '.join(f'{m * 1e3:.1f} ms ({p})' for p, m in means.items())}."
     best = min(others, key=lambda policy: others[policy])
     part = means[_OURS] / others[best] - 1.0
-    told = "longer" if part > 0 else "shorter"
+    how = "longer" if part > 0 else "shorter"
     return (
         f"Mean step after the cold block: {_OURS} {means[_OURS] * 1e3:.1f} ms, {abs(part):.1%} "
-        f"{told} than the best of the others ({best}, {others[best] * 1e3:.1f} ms)."
+        f"{how} than the best other policy ({best}, {others[best] * 1e3:.1f} ms)."
     )
 
 
@@ -278,7 +279,7 @@ def _draw(traces: dict[str, list[Path]], plan: LabPlan, path: Path) -> None:
 
 
 def _panel(policy: str, trace: Path, workers: int, steps: int) -> suite_figures.Panel:
-    """Return the panel of a run's trace; steps that were not measured are left blank."""
+    """Return the panel of a run's trace, with gaps at steps that were not measured."""
     log = RunLog(trace)
     step_s, shares = np.full(steps, np.nan), np.full((workers, steps), np.nan)
     for step, time_s in leader_steps(log):

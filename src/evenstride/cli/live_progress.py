@@ -1,4 +1,4 @@
-"""How a long command is doing, on stderr: a table, a bar or a wait; stdout keeps the result."""
+"""Progress of long commands on stderr: a table, a bar or a status. stdout has the result."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from evenstride.report.wording import MOST_NAME, shorten
 from evenstride.trace.read import LineTail
 
 EVERY_S = 10.0
-"""Seconds between lines where there is no terminal."""
+"""Seconds between lines without a terminal."""
 _BAR = 16
-_BESIDE = _BAR + 38  # columns that bar, counts and time take beside what it is about
+_FIXED = _BAR + 38  # columns of the bar, the counts and the time
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerRow:
-    """One worker as last heard of."""
+    """The latest measurements of one worker."""
 
     name: str
     share: int = 0
@@ -35,7 +35,7 @@ class WorkerRow:
 
 
 class LiveTable:
-    """Shows the workers of a run: a live table on a terminal, plain lines elsewhere."""
+    """Shows the workers of a run in a live table on a terminal, and plain lines elsewhere."""
 
     def __init__(self, speeds: tuple[float, ...]) -> None:
         self._console = Console(file=sys.stderr)
@@ -56,18 +56,18 @@ class LiveTable:
             self._live.stop()
 
     def say(self, text: str) -> None:
-        """Print a line that stays."""
+        """Print a permanent line."""
         self._console.print(
             text, highlight=False, markup=False, soft_wrap=not self._console.is_terminal
         )
 
     def follow(self, trace: Path, title: str) -> None:
-        """Show the workers of the run that writes this trace from now on."""
+        """Show the workers of the run that writes this trace."""
         self._tail, self._title, self._step = LineTail(trace), title, 0
         self._rows = []
 
     def refresh(self) -> None:
-        """Take in what the trace has to tell, and draw."""
+        """Read new records of the trace, and draw."""
         for record in self._tail.records() if self._tail else []:
             self._take(record)
         if self._live is not None and self._rows:
@@ -103,12 +103,12 @@ class LiveTable:
 
 
 class Advance:
-    """A bar on a terminal, and elsewhere a line now and then."""
+    """A progress bar on a terminal, and occasional lines elsewhere."""
 
     def __init__(self, total: int, what: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._total, self._what, self._clock = total, what, clock
         self._done, self._about = 0, what
-        self._told_s = clock()
+        self._printed_s = clock()
         console = Console(file=sys.stderr)
         self._bar = Progress(
             BarColumn(_BAR),
@@ -133,14 +133,14 @@ class Advance:
             self._bar.stop()
 
     @property
-    def told(self) -> str:
+    def text(self) -> str:
         return f"{self._done} of {self._total} {self._what}"
 
     def begin(self, about: str) -> None:
-        """Begin with the next one, which may take long, and tell what it is about."""
+        """Start the next item and show its description."""
         self._about = about
         if self._live:
-            room = self._bar.console.width - _BESIDE
+            room = self._bar.console.width - _FIXED
             self._bar.update(self._task, description=shorten(about, max(room, MOST_NAME)))
 
     def step(self) -> None:
@@ -149,18 +149,18 @@ class Advance:
             self._bar.update(self._task, advance=1)
             return
         now_s = self._clock()
-        if self._done < self._total and now_s - self._told_s >= EVERY_S:
-            self._told_s = now_s
-            print(f"{self.told} ({self._about})", file=sys.stderr)
+        if self._done < self._total and now_s - self._printed_s >= EVERY_S:
+            self._printed_s = now_s
+            print(f"{self.text} ({self._about})", file=sys.stderr)
 
 
 @contextmanager
 def waiting(what: str, about_s: float) -> Iterator[Callable[[float], None]]:
-    """Yield what is told, over and over, for how many seconds there has been waiting."""
+    """Yield a function that shows the elapsed seconds of an operation of about ``about_s``."""
     console = Console(file=sys.stderr)
     if not console.is_terminal:
-        print(f"{what}, some {about_s:.0f} s", file=sys.stderr)
+        print(f"{what}, about {about_s:.0f} s", file=sys.stderr)
         yield lambda _: None
         return
     with console.status(what) as status:
-        yield lambda elapsed_s: status.update(f"{what}: {elapsed_s:.0f} s of some {about_s:.0f}")
+        yield lambda elapsed_s: status.update(f"{what}: {elapsed_s:.0f} s of about {about_s:.0f} s")

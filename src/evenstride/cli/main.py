@@ -1,4 +1,4 @@
-"""The ``evenstride`` command: a group whose commands are loaded by name when they are needed."""
+"""The ``evenstride`` command: a group that loads its commands by name on demand."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from evenstride.cli.terminal_text import say
 from evenstride.errors import EvenstrideError
 
 USAGE_ERROR = 2
-"""Exit code of a request that cannot be served."""
+"""Exit code of an invalid request."""
 
 _SCRIPT = {"ignore_unknown_options": True}  # a script and its arguments follow ours
 COMMANDS: dict[str, dict[str, Any]] = {
     "estimate": {},
     "demo": {},
     "lab": _SCRIPT,
-    # What stands behind the script is the script's own.
+    # Options after the script go to the script.
     "launch": {**_SCRIPT, "allow_interspersed_args": False},
     "simulate": {},
     "compare": {},
@@ -38,11 +38,11 @@ COMMANDS: dict[str, dict[str, Any]] = {
     "trace": {},
     "doctor": {},
 }
-"""Modules of `cli.commands`, each with a function of its name, and settings of its parser."""
+"""Modules of `cli.commands`, each with a function of its name, and the settings of its parser."""
 
 
 class _Modules(Mapping[str, Any]):
-    """The commands by name, each imported when it is looked up: called, completed or listed."""
+    """The commands by name. A lookup imports the module."""
 
     def __getitem__(self, name: str) -> Any:
         settings = COMMANDS[name]
@@ -59,11 +59,11 @@ class _Modules(Mapping[str, Any]):
 
 
 class LazyGroup(TyperGroup):
-    """A group whose commands are imported one by one."""
+    """A group that imports its commands one by one."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        self.commands = _Modules()  # type: ignore[assignment]  # nothing is ever added to it
+        self.commands = _Modules()  # type: ignore[assignment]  # never modified
 
 
 app = typer.Typer(
@@ -73,13 +73,13 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Even steps from uneven workers: balanced, exact data-parallel training on PyTorch.",
-    epilog="Exit codes: 0 done, 1 a bug, 2 the request cannot be served, 3 measured but disturbed, "
-    "130 interrupted with Ctrl-C.",
+    epilog="Exit codes: 0 success, 1 a bug, 2 an invalid request, 3 a disturbed measurement, 130 "
+    "interrupted with Ctrl-C.",
 )
 
 
-def _version(asked: bool) -> None:
-    if asked:
+def _version(requested: bool) -> None:
+    if requested:
         typer.echo(f"evenstride {__version__}")
         raise typer.Exit
 
@@ -94,12 +94,12 @@ def _options(
 
 
 def _leave(number: int, _: object) -> None:
-    """Unwind, so that limits are lifted and workers ended, when told to end."""
+    """Unwind the stack on a signal, so that CPU limits are removed and workers end."""
     sys.exit(128 + number)
 
 
 def main() -> None:
-    """Run the command line; our own errors become one line on stderr and exit code 2."""
+    """Run the command line. Errors of evenstride become one line on stderr and exit code 2."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup leaves it
             signal.signal(number, _leave)
@@ -111,7 +111,7 @@ def main() -> None:
     except OSError as error:
         if error.errno != errno.ENOSPC:
             raise
-        # What is still buffered would be tried once more at exit, and fail with a traceback.
+        # Python would write the rest of the buffer at exit, and fail with a traceback.
         sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115
-        say(f"evenstride: the output cannot be written: {error.strerror}", err=True)
+        say(f"evenstride: cannot write the output: {error.strerror}", err=True)
         sys.exit(USAGE_ERROR)

@@ -1,4 +1,4 @@
-"""The plan that ``evenstride plan`` makes: of which machines, and for which training."""
+"""Make the plan of ``evenstride plan``: its machines, its training, its caveats."""
 
 from __future__ import annotations
 
@@ -24,88 +24,96 @@ from evenstride.planner.workload.epochs_to_target import epochs_of
 from evenstride.planner.workload.workload_profile import WorkloadProfile
 
 
-def planned_for(asked: PlanRequest, today: date) -> Planned:
-    links = asked.network()
-    profile, told = workload_of(asked)
+def planned_for(request: PlanRequest, today: date) -> Planned:
+    links = request.network()
+    profile, notes = workload_of(request)
     task = TrainingTask(
         samples=profile.samples,
-        epochs=epochs_of(profile, asked.length.epochs),
+        epochs=epochs_of(profile, request.length.epochs),
         gradient_bytes=profile.model.gradient_bytes,
         links=links or profile.links,
-        saves=asked.saves(),
-        servers=asked.servers(),
+        saves=request.saves(),
+        servers=request.servers(),
         beside_s=profile.beside_s or 0.0,
     )
     batches = (
         batches_about(profile.global_batch, task, (one.batch for one in profile.trainings))
-        if asked.batches is None
-        else arguments.wholes(asked.batches, "--batches")
+        if request.batches is None
+        else arguments.wholes(request.batches, "--batches")
     )
-    catalogue, machines, kinds = machines_of(asked, profile, today)
+    catalogue, machines, kinds = machines_of(request, profile, today)
     made = make_plan(
         kinds,
         task,
-        asked.wishes,
+        request.wishes,
         batches or (profile.global_batch,),
-        most_machines=asked.max_nodes,
-        mixed=asked.mixed,
+        most_machines=request.max_nodes,
+        mixed=request.mixed,
     )
-    doubts = (*_doubts(profile, machines), *of_spot(made.chosen.outlook.choice, task.saves))
-    made = replace(made, caveats=(*doubts, *made.caveats, *told, *_spotless(kinds, asked)))
-    script = _script(profile) if asked.script is None else asked.script
-    return Planned(made, profile, catalogue, machines, asked.sync, script)
+    # In order of importance: the text shows the first ones.
+    caveats = (
+        *_doubts(profile, machines),
+        *of_spot(made.chosen.outlook.choice, task.saves),
+        *made.caveats,
+        *notes,
+        *_no_spot_price(kinds, request),
+        *_outside_of_steps(profile),
+    )
+    script = _script(profile) if request.script is None else request.script
+    made = replace(made, caveats=caveats)
+    return Planned(made, profile, catalogue, machines, request.sync, script)
 
 
 def machines_of(
-    asked: PlanRequest, profile: WorkloadProfile, today: date
+    request: PlanRequest, profile: WorkloadProfile, today: date
 ) -> tuple[Catalogue, Rentable, tuple[Kind, ...]]:
-    """Return the catalogue as it was asked for, what is rentable of it, and its kinds."""
-    whole = _catalogue(asked, today)
-    catalogue = selected(whole, arguments.names(asked.regions), arguments.names(asked.types))
+    """Return the selected catalogue, the machines in it that can be rented, and their kinds."""
+    whole = _catalogue(request, today)
+    catalogue = selected(whole, arguments.names(request.regions), arguments.names(request.types))
     machines = rentable(
         catalogue.offers,
         profile.devices,
         today,
-        spot=asked.spot,
-        transfer=asked.transfer,
+        spot=request.spot,
+        transfer=request.transfer,
         known_offers=whole.offers,
-        force=asked.force,
+        force=request.force,
     )
     if not machines.kinds:
         raise ConfigError(no_machine(profile.devices, whole))
-    kinds = with_preemptions(machines.kinds, asked.preemptions, spot=asked.spot)
+    kinds = with_preemptions(machines.kinds, request.preemptions, spot=request.spot)
     return catalogue, machines, kinds
 
 
-def _catalogue(asked: PlanRequest, today: date) -> Catalogue:
-    if asked.live:
-        if asked.catalog is not None:
-            raise ConfigError("prices are asked for twice; give --catalog or --live")
-        return live_catalogue(today, arguments.names(asked.live))
-    return shipped_catalogue() if asked.catalog is None else read_catalogue(asked.catalog)
+def _catalogue(request: PlanRequest, today: date) -> Catalogue:
+    if request.live:
+        if request.catalog is not None:
+            raise ConfigError("--catalog and --live both name prices; give one of the two")
+        return live_catalogue(today, arguments.names(request.live))
+    return shipped_catalogue() if request.catalog is None else read_catalogue(request.catalog)
 
 
 def with_preemptions(
     kinds: Sequence[Kind], recordings: Sequence[str], *, spot: bool
 ) -> tuple[Kind, ...]:
-    """Return kinds of machines with the losses that were recorded of them.
+    """Return kinds of machines with their recorded preemptions.
 
     Each recording is a file, with a type after a colon, or without one for all other types.
     """
     if recordings and not spot:
-        raise ConfigError("--preemptions tells of spot machines; give --spot as well")
+        raise ConfigError("--preemptions is about spot machines; add --spot")
     known = {}
     for one in recordings:
         path, name = _parted(one)
         if name in known:
             what = f"of {name}" if name else "of all types"
-            raise ConfigError(f"losses {what} are given twice; give one --preemptions for a type")
+            raise ConfigError(f"preemptions {what} are given twice; give one file for each type")
         known[name] = recorded_transience(path)
     return with_recorded(kinds, known) if known else tuple(kinds)
 
 
 def _parted(text: str) -> tuple[Path, str]:
-    """Return file and type; what is there as a file is no type."""
+    """Return file and type. A text that names an existing file has no type."""
     path, colon, name = text.rpartition(":")
     if not colon or not path or Path(text).exists():
         return Path(text), ""
@@ -113,30 +121,33 @@ def _parted(text: str) -> tuple[Path, str]:
 
 
 def _doubts(profile: WorkloadProfile, machines: Rentable) -> list[str]:
-    """Return why times may be others than they look."""
-    told = [doubt for device in profile.devices for doubt in of_device(device)]
-    told += [
-        f"steps of {name} were computed by a processor, and count as those of its accelerator, as "
-        "--force asks for"
+    """Return why measured times may be wrong."""
+    found = [doubt for device in profile.devices for doubt in of_device(device)]
+    found += [
+        f"steps of {name} were computed on a CPU and count as those of its accelerator (--force)"
         for name in machines.pretended
     ]
-    if profile.beside_s is None:
-        told.append(
-            "what an epoch takes beside its steps, such as evaluation, was not measured (a run of "
-            "several epochs tells, with --as), and is not in the times"
-        )
-    return told
+    return found
+
+
+def _outside_of_steps(profile: WorkloadProfile) -> list[str]:
+    if profile.beside_s is not None:
+        return []
+    return [
+        "the times do not include evaluation and other work outside of steps; to measure it, give "
+        "a run of several epochs with --as"
+    ]
 
 
 def _script(profile: WorkloadProfile) -> tuple[str, ...]:
-    """Return the script that was measured, with its arguments; none if it is not known."""
+    """Return the measured script with its arguments; an empty tuple if it is unknown."""
     try:
         return tuple(shlex.split(profile.script))
-    except ValueError:  # of an older profile, with a quote in it
+    except ValueError:  # in an older profile, with a quote in it
         return tuple(profile.script.split())
 
 
-def _spotless(kinds: Sequence[Kind], asked: PlanRequest) -> list[str]:
-    if not asked.spot or any(kind.spot for kind in kinds):
+def _no_spot_price(kinds: Sequence[Kind], request: PlanRequest) -> list[str]:
+    if not request.spot or any(kind.spot for kind in kinds):
         return []
-    return ["no machine that could be planned with has a spot price, so --spot changes nothing"]
+    return ["no usable machine has a spot price, so --spot changes nothing"]

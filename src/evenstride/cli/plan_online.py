@@ -1,4 +1,4 @@
-"""``evenstride plan --online``: find workers and batch while a script trains."""
+"""``evenstride plan --online``: search for workers and batch while a script trains."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from evenstride.planner.search.selection import Objective
 from evenstride.report.plan_text import search_table
 
 
-def perform(asked: OnlineRequest, *, as_json: bool) -> None:
+def perform(request: OnlineRequest, *, as_json: bool) -> None:
     try:
-        found = search(asked, lambda line: say(line, err=True))
+        found = search(request, lambda line: say(line, err=True))
     except KeyboardInterrupt:
         typer.echo(
-            f"ended; the same command with --folder {shlex.quote(str(asked.folder))} goes on from "
-            "the last checkpoint, with what was measured until then",
+            f"ended; the same command with --folder {shlex.quote(str(request.folder))} continues "
+            "from the last checkpoint and keeps the measurements",
             err=True,
         )
         raise
@@ -52,27 +52,26 @@ def request_of(
     probe_steps: int,
     restore: bool,
 ) -> OnlineRequest:
-    """Return what is searched for, given what the command line says."""
+    """Return the search that the command line requests."""
     if not command:
         raise ConfigError(
-            "plan --online trains a script; give it after --, such as evenstride plan --online "
+            "no script given: plan --online expects one after --, such as evenstride plan --online "
             "--workers 1,2,4 --epochs 30 -- train.py"
         )
     limits = parse_speeds(speeds) if speeds else ()
     counts = _workers(workers, len(limits))
     if epochs is None or not 0 < epochs < math.inf:
         raise ConfigError(
-            f"--epochs is {'missing' if epochs is None else epochs}; plan --online "
-            "needs to know how many epochs the script trains at its smallest batch, such as "
-            "--epochs 30"
+            f"--epochs is {'missing' if epochs is None else epochs}: plan --online expects the "
+            "epochs of the training at the smallest batch, such as --epochs 30"
         )
     if not 0 < usd_per_h < math.inf:
-        raise ConfigError(f"--usd-per-h is {usd_per_h}; give a price above 0, such as 1.2")
+        raise ConfigError(f"--usd-per-h is {usd_per_h}: expected a price above 0, such as 1.2")
     sizes = arguments.wholes(batches, "--batches") if batches else ()
     if sizes and sizes[-1] < counts[0]:
         raise ConfigError(
-            f"--batches has {sizes[-1]} at most, fewer samples than the {counts[0]} workers; "
-            "give larger ones, or fewer workers"
+            f"the largest of --batches is {sizes[-1]}, fewer samples than {counts[0]} workers; "
+            "give larger batches or fewer workers"
         )
     return OnlineRequest(
         command=command,
@@ -94,18 +93,18 @@ def _workers(text: str | None, speeds: int) -> tuple[int, ...]:
             workers = arguments.wholes(text, "--workers")
         except ConfigError:
             raise ConfigError(
-                f"--workers is {text!r}; give whole numbers above 0, such as 1,2,4"
+                f"--workers is {text!r}: expected integers above 0, such as 1,2,4"
             ) from None
         if speeds and workers[-1] > speeds:
             raise ConfigError(
-                f"--workers asks for {workers[-1]} and --speeds names {speeds}; name a speed for "
-                "each, or ask for fewer"
+                f"--workers has {workers[-1]}, but --speeds has {speeds} speeds; give a speed for "
+                "each worker, or fewer workers"
             )
         return workers
     if not speeds:
         raise ConfigError(
-            "plan --online needs to know how many workers this machine can have; give --workers, "
-            "such as 1,2,4"
+            "--workers is missing: plan --online expects the numbers of workers to choose from, "
+            "such as --workers 1,2,4"
         )
     return tuple(range(1, speeds + 1))
 
@@ -115,10 +114,10 @@ def _objective(text: str | None) -> Objective:
         objective = Objective(text or "time")
     except ValueError:
         names = ", ".join(Objective)
-        raise ConfigError(f"--objective is {text!r}; give one of {names}") from None
+        raise ConfigError(f"--objective is {text!r}: expected one of {names}") from None
     if objective is Objective.KNEE and importlib.util.find_spec("kneed") is None:
         raise ConfigError(
-            "the knee is found by the package kneed, which is not installed; run pip install "
+            "--objective knee needs the package kneed, which is not installed; run pip install "
             "'evenstride[plan]', or give --objective time or cost"
         )
     return objective
@@ -130,18 +129,18 @@ def tell(found: OnlineResult) -> str:
         width = shutil.get_terminal_size((120, 24)).columns
         lines += ["", search_table(found.foreseen, journal.chosen, found.after).text(width)]
     if journal.chosen is None:
-        lines.append("\ntraining ended before anything was chosen")
+        lines.append("\nThe training ended before the choice.")
     else:
         lines.append(f"\n{journal.chosen}: {journal.reason}")
     if found.overhead is not None:
         cost = found.overhead
         lines.append(
             f"The search took {cost.search_s:.1f} s with {len(journal.switches)} "
-            f"switch{'' if len(journal.switches) == 1 else 'es'}, of which {cost.lost_s:.1f} s "
-            f"were lost: {cost.part:.1%} of {cost.total_s:.0f} s."
+            f"switch{'' if len(journal.switches) == 1 else 'es'}; {cost.lost_s:.1f} s were lost, "
+            f"{cost.part:.1%} of {cost.total_s:.0f} s."
         )
     elif found.continued:
-        lines.append("What the search took is not known, as it was ended and continued.")
+        lines.append("The cost of the search is unknown, because it was interrupted.")
     run = journal.file.parent
     return "\n".join([*lines, f"run {run}", f"checkpoints {run / CHECKPOINTS}"])
 
@@ -193,7 +192,7 @@ def _configuration(one: OnlineForecast) -> dict[str, Any]:
 
 
 def _ends(name: str, unit: str, one: Interval) -> dict[str, float | None]:
-    """Return a figure and its interval; an end that is not known is null."""
+    """Return a figure and its interval; ``None`` for an unknown end."""
     ends = {
         f"{name}{unit}": one.value,
         f"{name}_low{unit}": one.low,

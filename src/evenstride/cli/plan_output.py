@@ -1,4 +1,4 @@
-"""What ``evenstride plan`` prints and writes of a plan that was made."""
+"""The output of ``evenstride plan``: text, JSON, and SkyPilot files."""
 
 from __future__ import annotations
 
@@ -20,13 +20,15 @@ from evenstride.planner.search.training_forecast import ClusterChoice
 from evenstride.planner.workload.workload_profile import WorkloadProfile
 from evenstride.report import plan_text
 
+_MOST_NOTES = 5
 _MOST_REFUSALS, _MOST_NAMED = 5, 8
+_WIDTH = 100  # without a terminal
 _UNKNOWN_SCRIPT = "train.py"
 
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A plan, and what it was made of."""
+    """A plan and its inputs."""
 
     plan: Plan
     profile: WorkloadProfile
@@ -37,12 +39,12 @@ class Planned:
 
     @property
     def command(self) -> tuple[str, ...]:
-        """Script and arguments for the start lines; a name that stands for it if not known."""
+        """Script and arguments for the start lines; a placeholder if the script is unknown."""
         return self.script or (_UNKNOWN_SCRIPT,)
 
     @property
     def variables(self) -> dict[str, str]:
-        """What a script is told of the plan, as variables of its environment."""
+        """The plan's environment variables for the script."""
         return variables(self.plan.chosen.outlook, self.sync)
 
     def to_dict(self) -> dict[str, Any]:
@@ -59,35 +61,45 @@ class Planned:
         }
 
 
-def tell(one: Planned, files: Sequence[Path]) -> str:
-    """Return a plan as people read it; its table no wider than the terminal."""
-    width = shutil.get_terminal_size((120, 24)).columns
-    refused = one.catalogue.refusals
-    lines = [f"prices: {one.catalogue.source}"]
-    lines += [f"  {note}" for note in one.catalogue.notes]
-    lines += [f"  refused, {refusal}" for refusal in refused[:_MOST_REFUSALS]]
-    if len(refused) > _MOST_REFUSALS:
-        lines.append(f"  and {len(refused) - _MOST_REFUSALS} more rows")
-    if one.machines.unknown:
-        lines.append(
-            f"types left out, of which nothing was measured that could be carried over: "
-            f"{_some(one.machines.unknown)}"
-        )
-    prose = plan_text.story(one.plan).splitlines()
-    prose += [f"- {kind}" for kind in (*_trainings(one.profile), *_prices(one))]
-    lines += ["", plan_text.text(one.plan, width), plan_text.below(one.plan), "", *prose]
+def text_of(one: Planned, files: Sequence[Path], *, explain: bool) -> str:
+    """Return a plan as text, wrapped to the terminal.
+
+    ``explain`` adds the notes after the first five.
+    """
+    width = shutil.get_terminal_size((_WIDTH, 24)).columns
+    notes, prices = _notes(one), "; ".join(_prices(one))
+    shown = notes if explain else notes[:_MOST_NOTES]
+    prose = [plan_text.story(one.plan), f"Price: {prices}."]
+    prose += ["", "Notes:", *(f"- {note}" for note in shown)]
+    if left_out := len(notes) - len(shown):
+        prose.append(f"- {left_out} more: --explain")
+    table = [plan_text.text(one.plan, width), plan_text.below(one.plan), ""]
+    lines = [f"Prices from {one.catalogue.source}.", "", *table, *prose]
     lines = [part for line in lines for part in _wrapped(line, width)]
     choice = one.plan.chosen.outlook.choice
-    told = one.variables
-    both = f"a global batch of {choice.batch} and {told['EVENSTRIDE_EPOCHS']} epochs"
-    where = "" if one.script else f" ({_UNKNOWN_SCRIPT} stands for it; --script tells)"
-    lines += ["", f"To start it, with {both} in the script{where}:"]
-    lines += [*start_lines(choice, one.command, told), *_sky_lines(choice, files)]
+    both = f"a global batch of {choice.batch} and {one.variables['EVENSTRIDE_EPOCHS']} epochs"
+    where = "" if one.script else f" (replace {_UNKNOWN_SCRIPT}, or give --script)"
+    lines += ["", f"To start it with {both} in the script{where}:"]
+    lines += [*start_lines(choice, one.command, one.variables), *_sky_lines(choice, files)]
     return "\n".join(lines)
 
 
+def _notes(one: Planned) -> list[str]:
+    """Return what limits the plan's figures, the most important first."""
+    searched, refused = plan_text.looked(one.plan), one.catalogue.refusals
+    doubtful = bool(one.plan.gap or one.plan.found.front_gap)
+    notes = [searched] if doubtful else []
+    notes += [*one.plan.caveats, *_trainings(one.profile), *one.catalogue.notes]
+    notes += [f"catalogue row refused, {refusal}" for refusal in refused[:_MOST_REFUSALS]]
+    if len(refused) > _MOST_REFUSALS:
+        notes.append(f"{len(refused) - _MOST_REFUSALS} more rows of the catalogue were refused")
+    if one.machines.unknown:
+        notes.append(f"types without a usable measurement: {_some(one.machines.unknown)}")
+    return notes if doubtful else [*notes, searched]
+
+
 def _wrapped(line: str, width: int) -> list[str]:
-    """Return prose in lines no wider than a width; tables are as they are."""
+    """Return a paragraph in lines of limited width, and tables unchanged."""
     if len(line) <= width or "\n" in line:
         return [line]
     indent = " " * (len(line) - len(line.lstrip(" -")))
@@ -102,12 +114,12 @@ def _some(names: Sequence[str]) -> str:
 
 
 def _sky_lines(choice: ClusterChoice, files: Sequence[Path]) -> list[str]:
-    """Return how SkyPilot starts the tasks; it looks for other machines only in managed jobs."""
+    """Return the commands for SkyPilot, which replaces lost machines only in managed jobs."""
     if len(files) == 1:
         how = "sky jobs launch" if choice.spot else "sky launch"
         return [f"{how} {shlex.quote(str(file))}" for file in files]
     alone = (
-        ["# two tasks: SkyPilot looks for other machines only for a single one (--no-mixed)"]
+        ["# two tasks: SkyPilot replaces lost machines only for a single task (--no-mixed)"]
         if choice.spot and files
         else []
     )
@@ -126,7 +138,7 @@ def write_sky(one: Planned, folder: Path) -> list[Path]:
             (folder / name).write_text(text, encoding="utf-8")
             written.append(folder / name)
     except OSError as error:
-        raise ConfigError(f"{folder} cannot be written to: {error.strerror}") from None
+        raise ConfigError(f"cannot write into {folder} ({error.strerror})") from None
     return written
 
 
@@ -135,7 +147,7 @@ def as_json(one: Planned, files: Sequence[Path]) -> str:
 
 
 def _prices(one: Planned) -> list[str]:
-    """Return what the chosen machines cost, with the days of their prices."""
+    """Return the prices of the chosen machines, with their dates."""
     offers = {(o.instance_type, o.place, accelerators_of(o)): o for o in one.catalogue.offers}
     kinds = one.plan.chosen.outlook.choice.kinds
     own = [(kind, offers[kind.type, kind.place, kind.accelerators]) for kind in kinds]
@@ -143,6 +155,6 @@ def _prices(one: Planned) -> list[str]:
 
 
 def _trainings(profile: WorkloadProfile) -> list[str]:
-    """Return how long the trainings took that a plan goes by, if they came to a known target."""
+    """Return the epochs of the trainings behind the plan, if their target is known."""
     each = [f"{one.epochs:.3g} at {one.batch}" for one in profile.trainings]
     return [f"epochs to {profile.target}: {', '.join(each)}"] if profile.target and each else []

@@ -1,4 +1,4 @@
-"""What ``evenstride plan`` is asked for, and what the given profiles and runs tell."""
+"""The request of ``evenstride plan``, and the workload in the given profiles and runs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from evenstride.trace.read import TRACE_NAME, trace_path
 
 @dataclass(frozen=True, slots=True)
 class TrainingLength:
-    """How long training lasts, as on the command line, where one of three options says it."""
+    """The length of the training as given on the command line, by one of three options."""
 
     epochs: float | None
     trained: tuple[str, ...]
@@ -42,16 +42,16 @@ class TrainingLength:
             "--trained": bool(self.trained),
             "--target-loss": self.target_loss is not None,
         }
-        named = [option for option, there in given.items() if there]
+        named = [option for option, present in given.items() if present]
         if len(named) > 1:
             raise ConfigError(
-                f"how long training lasts is said twice; give {' or '.join(named)}, not both"
+                f"{' and '.join(named)} all set the length of the training; give one of them"
             )
         if self.target_loss is None:
             if self.metric != LOSS:
                 raise ConfigError(
-                    f"--metric is {self.metric!r}, and no --target-loss says what it is to come "
-                    "to; give that, or leave --metric out"
+                    f"--metric is {self.metric!r} without --target-loss; give the value that it "
+                    "must reach, or leave --metric out"
                 )
             return None
         return Aim(self.target_loss, self.metric)
@@ -59,7 +59,7 @@ class TrainingLength:
 
 @dataclass(frozen=True, slots=True)
 class PlanRequest:
-    """What is asked for, as on the command line; see there."""
+    """The options of the command line."""
 
     runs: tuple[Path, ...]
     catalog: Path | None
@@ -84,7 +84,7 @@ class PlanRequest:
     def saves(self) -> SaveCosts:
         if self.restart and not self.spot:
             raise ConfigError(
-                "--restart tells of spot machines; give --spot as well, or leave it out"
+                "--restart is about spot machines; add --spot, or leave --restart out"
             )
         each = arguments.names(self.restart)
         restarts_s = tuple(arguments.seconds(one, "--restart") for one in each)
@@ -99,19 +99,19 @@ class PlanRequest:
         latency, _, bandwidth = self.links.partition(":")
         try:
             return Links(latency_s=float(latency) / 1e3, bytes_per_s=float(bandwidth) * 1e9 / 8)
-        except ValueError:  # pydantic's is one, too
+        except ValueError:  # also the base class of pydantic's error
             raise ConfigError(
-                f"--links is {self.links!r}; give milliseconds and Gbit/s, such as 0.1:10"
+                f"--links is {self.links!r}: expected milliseconds and Gbit/s, such as 0.1:10"
             ) from None
 
 
 def wishes_of(
     objective: str | None, deadline: str | None, budget: float | None, confidence: float
 ) -> Wishes:
-    """Return what a plan is to be good at, and its limits."""
+    """Return the objective and the limits of a plan."""
     inf = float("inf")
     if budget is not None and not 0 < budget < inf:
-        raise ConfigError(f"--budget is {budget}; give an amount in USD above 0, such as 40")
+        raise ConfigError(f"--budget is {budget}: expected an amount in USD above 0, such as 40")
     return Wishes(
         None if objective is None else _objective(objective),
         inf if deadline is None else arguments.seconds(deadline, "--deadline"),
@@ -124,59 +124,60 @@ def _objective(text: str) -> Objective:
     try:
         return Objective(text)
     except ValueError:
-        raise ConfigError(f"--objective is {text!r}; it can be {', '.join(Objective)}") from None
+        expected = ", ".join(Objective)
+        raise ConfigError(f"--objective is {text!r}: expected one of {expected}") from None
 
 
-def workload_of(asked: PlanRequest) -> tuple[WorkloadProfile, list[str]]:
-    """Return what is to be trained, and what is to be known of the runs that tell it."""
-    profiles, told = _profiles(asked)
-    if asked.length.epochs is not None or asked.length.trained:
-        # Epochs are given, so it does not matter what the trainings of the profiles came to.
+def workload_of(request: PlanRequest) -> tuple[WorkloadProfile, list[str]]:
+    """Return the workload, and notes on the runs that it comes from."""
+    profiles, notes = _profiles(request)
+    if request.length.epochs is not None or request.length.trained:
+        # The number of epochs is given, so the targets of the profiles do not matter.
         profiles = [one.model_copy(update={"target": ""}) for one in profiles]
-    profile = merged(profiles, force=asked.force)
-    if asked.length.trained:
+    profile = merged(profiles, force=request.force)
+    if request.length.trained:
         profile = profile.model_copy(
-            update={"trainings": tuple(map(_training, asked.length.trained))}
+            update={"trainings": tuple(map(_training, request.length.trained))}
         )
-    return profile, told
+    return profile, notes
 
 
-def _profiles(asked: PlanRequest) -> tuple[list[WorkloadProfile], list[str]]:
-    """Return what the runs and profiles tell, and what is to be known of the runs."""
-    aim, profiles, told = asked.length.aim(), list[WorkloadProfile](), list[str]()
-    measured = not all(_is_run(path) for path in asked.runs)
-    for path in _each_once(asked.runs):
+def _profiles(request: PlanRequest) -> tuple[list[WorkloadProfile], list[str]]:
+    """Return the profiles of all inputs, and notes on the runs."""
+    aim, profiles, notes = request.length.aim(), list[WorkloadProfile](), list[str]()
+    measured = not all(_is_run(path) for path in request.runs)
+    for path in _each_once(request.runs):
         if not _is_run(path):
             profiles.append(read_profile(path))
             continue
-        _refuse_a_search(path)
-        types = _types(path, asked.types_of_run, needed=not measured)
+        _refuse_search(path)
+        types = _types(path, request.types_of_run, needed=not measured)
         trace = trace_path(path)
         found = profile_of_run(trace, types)
         found, note = (found, "") if aim is None else towards(found, trace, aim)
         profiles.append(found)
-        told += [note] if note else []
-    _check(profiles, asked)
+        notes += [note] if note else []
+    _check(profiles, request)
     if aim is not None:
-        require_target(profiles, aim, told)
-    return profiles, told
+        require_target(profiles, aim, notes)
+    return profiles, notes
 
 
 def _each_once(paths: Sequence[Path]) -> list[Path]:
-    """Return paths without those that lead to the same file as an earlier one."""
+    """Return the paths without repetitions of the same file."""
     found = dict[Path, Path]()
     for path in paths:
         found.setdefault((path / TRACE_NAME if path.is_dir() else path).resolve(), path)
     return list(found.values())
 
 
-def _refuse_a_search(path: Path) -> None:
-    """Refuse the folder of a search, which has several runs."""
+def _refuse_search(path: Path) -> None:
+    """Refuse the folder of a search by ``plan --online``, which has several runs."""
     phases = sorted(path.glob(f"phase-*/{TRACE_NAME}"), key=lambda one: one.stat().st_size)
     if phases and not (path / TRACE_NAME).exists():
         raise ConfigError(
-            f"{path} is of a search by plan --online, with a run in each of its phases; give one "
-            f"of them, such as the longest, {phases[-1].parent}"
+            f"{path} is the folder of a search by plan --online and has one run per phase; give "
+            f"one of them, such as the longest, {phases[-1].parent}"
         )
 
 
@@ -188,9 +189,9 @@ def _types(path: Path, types: str, *, needed: bool) -> tuple[str, ...]:
     named = arguments.names(types)
     if needed and not named:
         raise ConfigError(
-            f"{path} is a run, which does not say what its machines are called; give --as TYPE, or "
-            "a type for each worker, such as --as g5.xlarge,g4dn.xlarge, or a profile beside it "
-            "(evenstride profile), whose times count then"
+            f"{path} is a run, which does not contain the types of its machines; give --as TYPE, "
+            "or a type for each worker, such as --as g5.xlarge,g4dn.xlarge, or add a profile "
+            "(evenstride profile), whose times count instead"
         )
     return named
 
@@ -199,30 +200,30 @@ def _training(text: str) -> ReachedTraining:
     batch, _, epochs = text.partition(":")
     try:
         return ReachedTraining(batch=int(batch), epochs=float(epochs))
-    except ValueError:  # pydantic's is one, too
+    except ValueError:  # also the base class of pydantic's error
         raise ConfigError(
-            f"--trained is {text!r}; give a batch and the epochs it took to the target, such as "
+            f"--trained is {text!r}: expected a batch and the epochs to the target, such as "
             "256:12.5"
         ) from None
 
 
-def _check(profiles: Sequence[WorkloadProfile], asked: PlanRequest) -> None:
+def _check(profiles: Sequence[WorkloadProfile], request: PlanRequest) -> None:
     for profile in profiles:
-        require_versions(profile, __version__, installed_torch(), force=asked.force)
-    require_same(profiles, force=asked.force)
-    # Runs beside a profile tell of noise and links, at whatever batch they trained.
+        require_versions(profile, __version__, installed_torch(), force=request.force)
+    require_same(profiles, force=request.force)
+    # Runs given with a profile contribute noise and links; their batches do not matter.
     own = [profile for profile in profiles if profile.devices] or profiles
     batches = sorted({profile.global_batch for profile in own})
-    if asked.length.epochs is not None and len(batches) > 1:
+    if request.length.epochs is not None and len(batches) > 1:
         raise ConfigError(
-            f"what was measured are scripts with batches of {' and '.join(map(str, batches))}, so "
-            "it is not clear at which of them --epochs counts; give --trained BATCH:EPOCHS instead "
-            "(of one training, 25 % either way are assumed), or leave out all but one"
+            f"the measured scripts have batches of {' and '.join(map(str, batches))}, so --epochs "
+            "is ambiguous; give --trained BATCH:EPOCHS instead (25 % either way are assumed of one "
+            "training), or only one of the profiles"
         )
 
 
 def installed_torch() -> str:
-    """Return torch's version without importing it; empty if there is none."""
+    """Return torch's version without importing it; empty if it is not installed."""
     from importlib.metadata import PackageNotFoundError, version
 
     try:

@@ -1,4 +1,4 @@
-"""Simulated suites: what is asked for, the way they run, and what is drawn of them meanwhile."""
+"""Simulated suites for `simulate` and `compare`: the request, the runs, the plots."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from evenstride.cli.arguments import (
     split_seeds,
 )
 from evenstride.cli.live_progress import Advance
-from evenstride.cli.terminal_text import print_table, say, tell_forgone
+from evenstride.cli.terminal_text import print_drawbacks, print_table, say
 from evenstride.core.policies import policy_from_spec
 from evenstride.core.policies.dbs import UNKNOWN_EPOCH_STEPS
 from evenstride.core.sync_modes.mode_specs import AllReduce, SyncMode
@@ -27,6 +27,7 @@ from evenstride.errors import ConfigError
 from evenstride.report.suite_figures import MOST_PANELS, Panel, check_plotting, check_writable, draw
 from evenstride.report.suite_text import Group, grouped, sync_table, times_sentence
 from evenstride.sim.engine.mode_runs import SyncRow, modes_of, simulate_modes
+from evenstride.sim.scenario.builtin_scenarios import scenario_path
 from evenstride.sim.scenario.scenario_model import Scenario
 from evenstride.sim.scoring.suite import (
     Overrides,
@@ -42,11 +43,11 @@ from evenstride.sim.scoring.suite import (
 INTERRUPTED = 130
 """Exit code after Ctrl-C."""
 _SHOWN = 6  # scenarios that a line names
-_LONGEST = 200  # bytes of a file's name; most file systems take 255 with what is added
+_LONGEST = 200  # bytes of a file name; most file systems allow 255 with prefix and suffix
 
 
 def asked_suite(
-    files: Sequence[Path] | None,
+    scenarios: Sequence[str] | None,
     policies: Sequence[str] | None,
     *,
     example: str,
@@ -57,42 +58,46 @@ def asked_suite(
     steps: int | None,
     every: str | None,
 ) -> Suite:
-    """Return what to simulate, given what the command line says; ``None`` where it says nothing.
+    """Return the suite that the command line requests; ``None`` stands for an option not given.
 
-    ``example`` is a command that would be understood. With ``leave_out``, what a policy cannot
-    serve is left out rather than refused.
+    ``example`` is a valid command for the error message. With ``leave_out``, a policy that cannot
+    run in a scenario is left out instead of refused.
     """
     names = split_policies(policies) if policies else every_policy()
     numbers = split_seeds(seeds)
     overrides = Overrides(split_lags(lag), cold_lag, steps, read_every(every))
-    if not files:
-        raise ConfigError(f"no scenario to simulate; give files or folders of them: {example}")
+    if not scenarios:
+        raise ConfigError(
+            "no scenario given: expected a scenario file, a folder of them, or the name of a "
+            f"built-in scenario, such as {example}; evenstride simulate --list prints the names"
+        )
+    files = [scenario_path(text) for text in scenarios]
     return plan(load_all(files), names, numbers, overrides, leave_out=leave_out)
 
 
 @dataclass(slots=True, eq=False)
 class Results:
-    """What the runs of a suite came to."""
+    """The results of a suite's runs."""
 
     suite: Suite
-    rows: list[ScoreRow] = field(default_factory=list)  # fewer than asked for if interrupted
-    # Mean step with the best split and with equal batches, in each scenario and lag, by seed.
+    rows: list[ScoreRow] = field(default_factory=list)  # fewer than planned if interrupted
+    # Mean step time of the best and of the equal split, by scenario and lag, then by seed.
     steps_s: dict[tuple[str, int], dict[int, tuple[float, float]]] = field(default_factory=dict)
-    # Scenario, lag and seed of runs in which no change counts; see `sim.scoring.suite.judged`.
+    # Scenario, lag and seed of runs without a change that counts; see `sim.scoring.suite.judged`.
     unjudged: set[tuple[str, int, int]] = field(default_factory=set)
-    interrupted: str = ""  # how far it was; nothing if it ran to its end
+    interrupted: str = ""  # progress at the interruption; empty for a complete suite
 
     def take(self, ran: Ran) -> None:
-        """Keep what is told of a run."""
-        row, sticks = ran.row, ran.stage.yardsticks
-        means = float(sticks.oracle_mean_s.mean()), float(sticks.equal_mean_s.mean())
+        """Add the results of one run."""
+        row, best = ran.row, ran.stage.references
+        means = float(best.oracle_mean_s.mean()), float(best.equal_mean_s.mean())
         self.rows.append(row)
         self.steps_s.setdefault((row.scenario, row.lag), {})[row.seed] = means
         if not ran.stage.judged:
             self.unjudged.add((row.scenario, row.lag, row.seed))
 
     def finish(self, interrupted: str = "") -> None:
-        """Put the rows in the order of the suite, as no more follow."""
+        """Sort the rows in the order of the suite after the last run."""
         self.rows = in_order(self.suite, self.rows)
         self.interrupted = interrupted
 
@@ -107,11 +112,11 @@ class Results:
         return times_sentence(*zip(*means, strict=True))
 
     def print_rows(self) -> None:
-        """Print the rows as one JSON object, which says so if some are missing."""
+        """Print the rows as one JSON object, with a field ``interrupted`` if some are missing."""
         _print_rows([asdict(row) for row in self.rows], self.interrupted)
 
     def end(self) -> None:
-        """Tell on stderr what the figures do not show, and leave if it was interrupted."""
+        """Print notes on stderr, and exit if the suite was interrupted."""
         for note in notes(self.suite):
             say(f"note: {note}", err=True)
         _leave_if(self.interrupted)
@@ -129,9 +134,9 @@ def _leave_if(interrupted: str) -> None:
 
 
 def run_suite(suite: Suite, drawing: Drawing | None = None) -> Results:
-    """Simulate a suite and return what it came to, telling how far it is.
+    """Simulate a suite with a progress display and return the results.
 
-    A drawing takes each run; the caller, who first prints the rows, saves it.
+    Each run is added to ``drawing``. The caller saves it after printing the rows.
     """
     results, abouts, interrupted = Results(suite), iter(_abouts(suite)), ""
     with Advance(suite.runs, "runs") as advance:
@@ -144,13 +149,13 @@ def run_suite(suite: Suite, drawing: Drawing | None = None) -> Results:
                 advance.step()
                 advance.begin(next(abouts, "all done"))
         except KeyboardInterrupt:
-            interrupted = advance.told
+            interrupted = advance.text
     results.finish(interrupted)
     return results
 
 
 def _abouts(suite: Suite) -> list[str]:
-    """Return what each run is about, in the order in which they are simulated."""
+    """Return a description of each run, in simulation order."""
     return [
         f"{scenario.name}, {policy}, lag {scenario.exchange.lag}, seed {seed}"
         for scenario, policies in suite.cases
@@ -160,11 +165,11 @@ def _abouts(suite: Suite) -> list[str]:
 
 
 def notes(suite: Suite) -> list[str]:
-    """Return why some policies cannot change their split, however good they are."""
+    """Return notes on policies that cannot change their split within a run."""
     found: dict[str, list[str]] = {}
     for scenario, policies in suite.cases:
         where = f"{scenario.name} at lag {scenario.exchange.lag}"
-        reasons = [_in_vain(scenario)]
+        reasons = [_too_late(scenario)]
         if reasons == [None]:
             reasons = [_too_short(policy, scenario) for policy in policies]
         for reason in filter(None, reasons):
@@ -172,19 +177,19 @@ def notes(suite: Suite) -> list[str]:
     return [f"in {listed(names)}: {reason}" for reason, names in found.items()]
 
 
-def _in_vain(scenario: Scenario) -> str | None:
-    """Return why no decision can take effect, if none can."""
+def _too_late(scenario: Scenario) -> str | None:
+    """Return why no decision takes effect before the run ends; ``None`` if one does."""
     first = _in_force(scenario, 1)
     if first < scenario.steps:
         return None
     return (
-        f"no decision could take effect; the first would after {first} steps, and the run has "
-        f"{scenario.steps}, so every policy keeps the split that it opens with"
+        f"no decision took effect: the first one applies after {first} steps, and the run has "
+        f"{scenario.steps}; every policy kept its first split"
     )
 
 
 def _too_short(spec: str, scenario: Scenario) -> str | None:
-    """Return why a policy could not decide, if it waits for the end of an epoch that has none."""
+    """Return why a policy that decides once per epoch never did; ``None`` if it did."""
     epoch = getattr(policy_from_spec(spec), "epoch_steps", None)
     if epoch == 0:
         data_steps = -(-(scenario.epoch_samples or 0) // scenario.global_batch)
@@ -192,58 +197,59 @@ def _too_short(spec: str, scenario: Scenario) -> str | None:
     if epoch is None or (first := _in_force(scenario, epoch)) < scenario.steps:
         return None
     return (
-        f"{spec} never changed the split; it decides at the first exchange after an epoch, which "
-        f"here is {epoch} steps, so the first split of its own would hold from step {first} on, "
-        f"and the run has {scenario.steps}; its setting epoch_steps makes epochs shorter"
+        f"{spec} never changed the split: it decides after each epoch of {epoch} steps, so its "
+        f"first split applies from step {first} on, and the run has {scenario.steps}; shorten the "
+        "epochs with the policy's setting epoch_steps"
     )
 
 
 def _in_force(scenario: Scenario, seen: int) -> int:
-    """Return the first step that what is decided after so many measured steps can hold for."""
-    asked = scenario.exchange
-    every = 1 if asked.every == "leader" else int(asked.every)
+    """Return the first step to which a decision after ``seen`` measured steps can apply."""
+    exchange = scenario.exchange
+    every = 1 if exchange.every == "leader" else int(exchange.every)
     exchanges = -(-seen // every)
-    lag = asked.cold_lag if exchanges == 1 and asked.cold_lag is not None else asked.lag
+    cold_lag = exchange.cold_lag if exchanges == 1 else None
+    lag = exchange.lag if cold_lag is None else cold_lag
     return exchanges * every - 1 + lag
 
 
 def listed(names: Sequence[str]) -> str:
-    """Return the first names, and how many more there are."""
+    """Return the first names and the number of the others."""
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return f"{', '.join(names[:_SHOWN])}{more}"
 
 
-def in_modes(suite: Suite, asked: tuple[SyncMode, ...]) -> bool:
-    """Return whether a suite is to be told by mode: one was asked for, or is not the default."""
+def in_modes(suite: Suite, requested: tuple[SyncMode, ...]) -> bool:
+    """Return whether any mode other than the default was requested or is in a scenario."""
     default = AllReduce()
-    return bool(asked) or any(scenario.mode != default for scenario, _ in suite.cases)
+    return bool(requested) or any(scenario.mode != default for scenario, _ in suite.cases)
 
 
-def simulate_in_modes(suite: Suite, asked: tuple[SyncMode, ...], as_json: bool) -> None:
-    """Simulate a suite in some modes, or each scenario's own, and print what it comes to."""
+def simulate_in_modes(suite: Suite, requested: tuple[SyncMode, ...], as_json: bool) -> None:
+    """Simulate a suite in the requested modes or each scenario's own, and print the results."""
     rows: list[SyncRow] = []
     interrupted = ""
-    modes = [modes_of(scenario, asked) for scenario, _ in suite.cases]
+    modes = [modes_of(scenario, requested) for scenario, _ in suite.cases]
     counts = zip(modes, suite.cases, strict=True)
     total = len(suite.seeds) * sum(len(some) * len(policies) for some, (_, policies) in counts)
     with Advance(total, "runs") as advance:
         try:
-            for row in simulate_modes(suite.cases, suite.seeds, asked):
+            for row in simulate_modes(suite.cases, suite.seeds, requested):
                 rows.append(row)
                 advance.step()
                 advance.begin(f"after {row.scenario}, {row.outcome.sync}, {row.policy}")
         except KeyboardInterrupt:
-            interrupted = advance.told
+            interrupted = advance.text
     if as_json:
         _print_rows([row.to_dict() for row in rows], interrupted)
     elif rows:
         print_table(sync_table(rows))
-    tell_forgone(mode for some in modes for mode in some)
+    print_drawbacks(mode for some in modes for mode in some)
     _leave_if(interrupted)
 
 
 class Drawing:
-    """Collects the runs of the first seed, and draws them when all are there."""
+    """Collects the runs of the first seed and draws them at the end."""
 
     def __init__(self, suite: Suite, files: dict[tuple[str, int], Path]) -> None:
         self._seed, self._files = suite.seeds[0], files
@@ -252,23 +258,23 @@ class Drawing:
 
     @classmethod
     def into_file(cls, suite: Suite, path: Path) -> Self:
-        """Return a drawing of everything in one file."""
+        """Return a drawing of all runs in one file."""
         check_plotting(path)
         runs = suite.runs // len(suite.seeds)
         if runs > MOST_PANELS:
             raise ConfigError(
-                f"{runs} runs are too many for one plot (at most {MOST_PANELS}); give fewer "
-                "scenarios, policies or lags, or use evenstride compare --plot FOLDER"
+                f"{runs} runs are too many for one plot: expected at most {MOST_PANELS}; give "
+                "fewer scenarios, policies or lags, or use evenstride compare --plot FOLDER"
             )
         check_writable(path)
         return cls(suite, dict.fromkeys(_settings(suite), path))
 
     @classmethod
     def into_folder(cls, suite: Suite, folder: Path) -> Self:
-        """Return a drawing of each scenario and lag in a file of its own."""
+        """Return a drawing with one file for each scenario and lag."""
         check_plotting()
         if folder.exists() and not folder.is_dir():
-            raise ConfigError(f"{folder} is no folder; give one to write the plots into")
+            raise ConfigError(f"{folder} is not a folder; give a folder for the plots")
         settings = _settings(suite)
         lags = {name: [lag for other, lag in settings if other == name] for name, _ in settings}
         files = {
@@ -280,7 +286,7 @@ class Drawing:
         return cls(suite, files)
 
     def take(self, ran: Ran) -> None:
-        """Keep what is drawn of a run."""
+        """Add a run, unless its seed is not the first."""
         row = ran.row
         if row.seed == self._seed:
             title = row.policy if self._alone else f"{row.policy} in {row.scenario}, lag {row.lag}"
@@ -301,7 +307,7 @@ def _settings(suite: Suite) -> list[tuple[str, int]]:
 
 
 def file_name(name: str, lag: int | None = None) -> str:
-    """Return the name of the file that something is drawn into, cut to what file systems take.
+    """Return the file name of a plot, short enough for file systems.
 
     >>> file_name("2 x T4 / P4", 3)
     '2-x-T4-P4-lag-3.png'

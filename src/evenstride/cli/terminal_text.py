@@ -1,4 +1,4 @@
-"""Texts and tables for people: on a terminal, no wider than it is."""
+"""Print texts and tables, wrapped to the width of the terminal."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 def say(text: str, *, err: bool = False) -> None:
-    """Print a text; on a terminal with no line longer than it is wide.
+    """Print a text, word-wrapped on a terminal and unchanged elsewhere.
 
-    Elsewhere lines stay whole, for scripts. Not for lines that people copy, such as commands.
-    What a terminal would act on is replaced: names of files and hosts are others' texts.
+    Control characters are replaced, because names of files and hosts may hold them. Do not use it
+    for lines that users copy, such as commands.
     """
     text = "\n".join(plain(line, max(len(line), 1)) for line in text.split("\n"))
     stream = sys.stderr if err else sys.stdout
@@ -31,7 +31,7 @@ def say(text: str, *, err: bool = False) -> None:
 
 
 def wrapped(text: str, columns: int) -> str:
-    """Return a text whose long lines are broken at spaces; a word that is too long stays whole."""
+    """Return a text with long lines broken at spaces. Words stay whole."""
     return "\n".join(_broken(line, columns) for line in text.split("\n"))
 
 
@@ -41,15 +41,15 @@ def _broken(line: str, columns: int) -> str:
     return textwrap.fill(line, columns, break_long_words=False, break_on_hyphens=False)
 
 
-def tell_forgone(modes: Iterable[SyncMode]) -> None:
-    """Tell on stderr what each mode of synchronisation does without."""
+def print_drawbacks(modes: Iterable[SyncMode]) -> None:
+    """Print what each synchronisation mode gives up, on stderr."""
     for mode in dict.fromkeys(modes):
         for sentence in mode.forgoes:
             say(f"note: {mode}: {sentence}", err=True)
 
 
 def print_table(table: Table) -> None:
-    """Print a table, as wide as the terminal if there is one."""
+    """Print a table, in parts if the terminal is too narrow."""
     from rich.console import Console
 
     console = Console()

@@ -1,4 +1,4 @@
-"""All deciding: pure functions over frozen data, with no torch, clock or randomness.
+"""All decisions: pure functions over frozen data, with no torch, clock or randomness.
 
 Start with `control.advance`, which is the whole decision path. May import numpy and `errors` only.
 """

@@ -1,4 +1,4 @@
-"""The types that shares, times and whole fleets are computed in."""
+"""Array types for shares, times and whole fleets."""
 
 from __future__ import annotations
 

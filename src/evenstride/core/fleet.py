@@ -1,4 +1,4 @@
-"""The workers of one generation, and what each of them can hold."""
+"""The workers of one generation, and the bounds of their shares."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from evenstride.core.arrays import FloatArray, IntArray, Mask, Shares
 from evenstride.errors import ConfigError, InfeasibleShares
 
-# With the types of their arrays, for whoever needs both.
+# Also exports the types of its arrays.
 __all__ = [
     "Fleet",
     "FloatArray",
@@ -25,18 +25,18 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """One data-parallel rank as it was when its generation formed.
+    """One data-parallel worker as it was when its generation formed.
 
     Args:
-        name: unique in the fleet; host and rank, shown to people.
-        min_share: fewest samples it takes in a full step.
-        max_share: most samples it can hold in a step (memory); ``None`` means no limit.
-        cores: CPU cores it may use, as far as known (may be a fraction).
-        flops_per_s: its measured speed on a matrix product, as far as known.
-        quantum: its full shares are multiples of this many samples, at least 1; a whole
-            micro-batch. See `Fleet` for the one exception.
-        device: fingerprint of what computes its steps; empty if not known.
-        slot: which of its host's workers it is; ``None`` if not known.
+        name: unique in the fleet: host and rank, for display.
+        min_share: fewest samples in a full step.
+        max_share: most samples that fit into a step (memory); ``None`` means no limit.
+        cores: CPU cores that it may use, if known (may be fractional).
+        flops_per_s: its measured speed on a matrix product, if known.
+        quantum: its full shares are multiples of this many samples, at least 1: a whole
+            micro-batch. `Fleet` states the one exception.
+        device: fingerprint of the device that computes its steps; empty if not known.
+        slot: its number among its host's workers; ``None`` if not known.
     """
 
     name: str
@@ -50,18 +50,18 @@ class Worker:
 
     @property
     def host(self) -> str:
-        """The part of its name before the rank."""
+        """The part of its name that precedes the rank."""
         return self.name.rpartition("/")[0]
 
     def __post_init__(self) -> None:
         if self.quantum < 1:
             raise ConfigError(
-                f"worker {self.name}: quantum is {self.quantum}; it must be at least 1; leave it "
-                "at 1 for any share"
+                f"worker {self.name}: quantum is {self.quantum}, but it must be at least 1; use 1 "
+                "to allow any share"
             )
         if self.min_share < 1:
             raise ConfigError(
-                f"worker {self.name}: min_share is {self.min_share}; it must be at least 1"
+                f"worker {self.name}: min_share is {self.min_share}, but it must be at least 1"
             )
         if self.max_share is not None and self.max_share < self.min_share:
             raise ConfigError(
@@ -72,11 +72,11 @@ class Worker:
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """``W`` workers that share one global batch of ``B`` samples.
+    """``W`` workers that split one global batch of ``B`` samples.
 
     ``lower`` and ``upper`` are the inclusive bounds of the shares, int64 of shape ``(W,)``.
-    Shares are multiples of ``quanta``, each worker's own, int64 ``(W,)`` and not to be written to,
-    except for one worker that takes the rest of ``B``.
+    Shares are multiples of each worker's ``quanta``, int64 ``(W,)``, read-only. The exception is
+    one worker that takes the remainder of ``B``.
 
     Raises:
         InfeasibleShares: ``B`` lies outside the sum of the bounds.
@@ -116,7 +116,7 @@ class Fleet:
 
 @lru_cache(maxsize=4)
 def as_array(shares: Shares) -> IntArray:
-    """Return shares as an int64 array, ``(W,)``; read-only, as it is kept for the next call."""
+    """Return shares as an int64 array, ``(W,)``; read-only, because it is cached."""
     array = np.fromiter(shares, dtype=np.int64, count=len(shares))
     array.flags.writeable = False
     return array

@@ -1,19 +1,18 @@
-"""Figures as they stand in sentences: the reasons, alerts and summaries that a run tells."""
+"""Numbers as text for the reasons, alerts and summaries of a run."""
 
 from __future__ import annotations
 
-# The unit is the largest of which the rounded time has one at least.
+# The unit is the largest one in which the rounded time is at least 1.
 _UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
 _HOUR_S, _DAY_S = 3600.0, 86400.0
-# What is shorter is no time that anybody measured.
+# Shorter times are below the resolution of measurements.
 _SHORTEST_S = 1e-9
 
 
 def time_text(seconds: float) -> str:
     """Return a time with its unit, in three significant figures; ``inf`` or ``nan`` as days.
 
-    From a thousand seconds on they are whole seconds, from two hours on hours, and from two days on
-    days.
+    From 1000 s on, it is in whole seconds; from 2 hours on, in hours; from 2 days on, in days.
 
     >>> [time_text(s) for s in (2e-05, 0.0123, 0.99996, 12.34, 1234.5)]
     ['20 us', '12.3 ms', '1 s', '12.3 s', '1234 s']

@@ -1,4 +1,4 @@
-"""The one seam every way of setting the shares fits into."""
+"""The interface of all policies."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ StateT = TypeVar("StateT")
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """Leave the shares as they are; the reason is shown to the user verbatim.
+    """Leave the shares unchanged; the reason is shown to the user verbatim.
 
-    ``settled`` says that the policy expects no early change, so that the opening phase, in
-    which every step waits for a decision, may end.
+    ``settled`` says that the policy expects no early change. The opening, in which every step
+    waits for a decision, may then end.
     """
 
     reason: str
@@ -39,16 +39,16 @@ Decision = Keep | Move
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """What a policy may look at when it decides.
+    """The input of a policy's decision.
 
     Args:
         fleet: the workers and their bounds.
-        shares: what the latest decision put in force (it may not have taken effect yet).
+        shares: the shares of the latest decision (it may not have taken effect yet).
         step: the leader's latest committed step.
         observations: what was measured since the previous exchange, each with its own share.
         estimate: the fitted time model, these observations included.
-        communication_s: part of every step that no split can change, as far as it is known.
-        epoch: number of the data's epoch that the next step belongs to; ``None`` if not known.
+        communication_s: part of every step that does not depend on the split, as far as known.
+        epoch: number of the data's epoch to which the next step belongs; ``None`` if not known.
     """
 
     fleet: Fleet
@@ -61,22 +61,22 @@ class Situation:
 
     @property
     def in_force(self) -> Measurements:
-        """What was soundly measured at the very shares in force."""
+        """The valid measurements at exactly the shares in force."""
         seen, shares = self.observations, as_array(self.shares)
         current = (seen.share > 0) & (seen.share == shares[seen.worker])
         return seen.only(seen.modelled & seen.sound & current)
 
 
 class Policy(Protocol[StateT]):
-    """A pure pair: same state and situation in, same state and decision out.
+    """Two pure methods: the same state and situation always give the same state and decision.
 
     Implementations hold settings only and never mutate. They read no clock, no environment and
-    no global; whatever must be remembered is in the state, which has to be picklable.
+    no global. All memory is in the state, which must be picklable.
     """
 
     @property
     def opening_steps(self) -> int:
-        """Steps at the start that may each wait for a decision; 0 for none."""
+        """Number of first steps that may each wait for a decision; 0 for none."""
         ...
 
     def init(self, fleet: Fleet) -> tuple[StateT, Move]:
@@ -88,10 +88,10 @@ class Policy(Protocol[StateT]):
         ...
 
     def decide(self, state: StateT, situation: Situation) -> tuple[StateT, Decision]:
-        """Return the next state and what to do.
+        """Return the next state and the decision.
 
         Args:
             state: What `init` or the latest `decide` returned.
-            situation: What has been measured, and the shares in force.
+            situation: The measurements, and the shares in force.
         """
         ...

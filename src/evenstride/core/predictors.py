@@ -1,6 +1,6 @@
-"""What predicts the workers' speeds: the last, a moving average, a fitted line, a small network.
+"""Predictors of the workers' speeds: the last speed, a moving average, a linear fit, a network.
 
-`Predictor` is what they have in common, `predictor_named` finds one.
+`Predictor` is their interface, `predictor_named` returns one.
 """
 
 from __future__ import annotations
@@ -15,32 +15,32 @@ from evenstride.errors import ConfigError
 
 StateT = TypeVar("StateT")
 
-# Of the fitted line.
+# Of the linear fit.
 _PRIOR_VARIANCE = 10.0  # of each weight, in units of the noise variance of a speed
 _BEYOND = 1.5
-# A speed counts as at most this many times the one before, so that one absurd time is got over.
+# A speed counts as at most this many times the previous one, so that it recovers from an outlier.
 _MOST_CHANGE = 10.0
 
-# Of the network: the variance of its weights before anything is learned, in units of the noise of a
-# logarithm: about 0.5 for a noise of 0.1. It keeps the first steps from being fitted exactly.
+# Of the network: the variance of its weights before training, in units of the noise of a logarithm:
+# about 0.5 for a noise of 0.1. It keeps the first steps from being fitted exactly.
 _NARX_VARIANCE = 25.0
-# So many workers teach in one step, by turns: it bounds the cost, and all share what is learned.
+# Workers that teach in one step, in turn: it bounds the cost, and all share what is learned.
 _TEACHERS = 16
-# An error larger than this is a spike or a change of speed: it teaches no more than this.
+# A larger error is a spike or a change of speed; it counts as this much.
 _LARGEST_ERROR = 0.3
 _LARGEST_CORRECTION = 1.0
 
 
 class Predictor(Protocol[StateT]):
-    """Says how many samples per second each of ``W`` workers will process in its next step.
+    """Predicts how many samples per second each of ``W`` workers will process in its next step.
 
-    Implementations hold settings only and never mutate; whatever they learn is in the state,
-    which has to be picklable. The loads given to `learn` must have been known at the same
-    moment, relative to the step, as those given to `predict`.
+    Implementations hold settings only and never mutate. All they learn is in the state, which
+    must be picklable. The loads passed to `learn` must have been known at the same moment,
+    relative to the step, as those passed to `predict`.
     """
 
     def start(self, workers: int) -> StateT:
-        """Return the state in which nothing is known."""
+        """Return the initial state."""
         ...
 
     def learn(
@@ -49,15 +49,15 @@ class Predictor(Protocol[StateT]):
         """Return the state after one step of some workers, ranks ``(n,)``, each at most once.
 
         ``speed`` is in samples per second, finite and above 0, ``(n,)``. ``loads`` are the
-        processor and memory load of their machines as known before the step, from 0 to 1, nan where
+        processor and memory load of their machines as known before the step, from 0 to 1, NaN if
         unknown, ``(2, n)``.
         """
         ...
 
     def predict(self, state: StateT, loads: FloatArray) -> FloatArray:
-        """Return the speed of every worker's next step, nan for those never seen, ``(W,)``.
+        """Return the speed of every worker's next step, NaN for those never seen, ``(W,)``.
 
-        ``loads`` are as they are known now, ``(2, W)``.
+        ``loads`` are the latest known ones, ``(2, W)``.
         """
         ...
 
@@ -91,7 +91,7 @@ class MovingAverage:
     def __post_init__(self) -> None:
         if not 0 < self.smoothing <= 1:
             raise ConfigError(
-                f"predictor ema: smoothing is {self.smoothing}; it must be above 0 and at most 1"
+                f"predictor ema: smoothing is {self.smoothing}, but must be above 0 and at most 1"
             )
 
     def start(self, workers: int) -> FloatArray:
@@ -102,7 +102,7 @@ class MovingAverage:
     ) -> FloatArray:
         del loads
         average, before = state.copy(), state[worker]
-        # The first speed is the average; nan would stay nan.
+        # The first speed is the average; NaN would stay NaN.
         known = np.where(np.isnan(before), speed, before)
         average[worker] = known + self.smoothing * (speed - known)
         return average
@@ -124,16 +124,16 @@ class Weighted:
 
 @dataclass(frozen=True, slots=True)
 class Autoregressive:
-    """Linear in the last speeds and a constant, by recursive least squares that forget slowly.
+    """Linear in the last speeds and a constant, by recursive least squares with slow forgetting.
 
-    Speeds are counted in units of the worker's first one, so that all workers fit with the same
-    prior. The weights start as those of the last value.
+    Speeds are in units of the worker's first one, so that all workers fit with the same
+    prior. The initial weights predict the last value.
 
     Source:
         Recursive least squares with exponential forgetting: Ljung, "System Identification", 2nd
-        ed., 1999, section 11.2. Forgetting is left out while the covariance is larger than at the
-        start, or it would grow without end as long as the speed stays the same (the same, 11.7),
-        and a prediction stays within the speeds remembered, widened by half.
+        ed., 1999, section 11.2. There is no forgetting while the covariance is larger than at the
+        start, or it would grow without limit while the speed stays the same (section 11.7). A
+        prediction stays within the remembered speeds, widened by half.
     """
 
     order: int = 4  # how many of the last speeds
@@ -142,7 +142,7 @@ class Autoregressive:
     def __post_init__(self) -> None:
         if self.order < 1 or not 0 < self.forgetting <= 1:
             raise ConfigError(
-                f"predictor ar: order is {self.order} and forgetting {self.forgetting}; order "
+                f"predictor ar: order is {self.order} and forgetting is {self.forgetting}; order "
                 "must be at least 1, forgetting above 0 and at most 1"
             )
 
@@ -160,11 +160,11 @@ class Autoregressive:
         fresh = state.unit[worker] == 0
         unit, past = state.unit.copy(), state.past.copy()
         unit[worker[fresh]] = speed[fresh]
-        # All delays begin at the first speed, so that the fit sees no jump from 0.
+        # All delays start at the first speed, so that the fit sees no jump from 0.
         past[worker[fresh]] = 1.0
         before = past[worker, 0]
         newest = np.clip(speed / unit[worker], before / _MOST_CHANGE, before * _MOST_CHANGE)
-        # Before the delays move on, since the prediction to correct was made from the former ones.
+        # Before the delays move on, because the prediction to correct used the former ones.
         fitted = self._fit(state, worker[~fresh], newest[~fresh])
         past[worker] = np.concatenate([newest[:, None], past[worker, :-1]], axis=1)
         return replace(fitted, unit=unit, past=past)
@@ -172,7 +172,7 @@ class Autoregressive:
     def _fit(self, state: Weighted, worker: IntArray, newest: FloatArray) -> Weighted:
         x, cov = _features(state.past[worker]), state.cov[worker]
         cov_x = np.einsum("wij,wj->wi", cov, x)
-        # No forgetting without news, or the covariance would grow without end at a steady speed.
+        # No forgetting without news, or the covariance would grow without limit at a steady speed.
         forgetting = np.where(
             np.trace(cov, axis1=1, axis2=2) > _PRIOR_VARIANCE * x.shape[1], 1.0, self.forgetting
         )
@@ -185,7 +185,7 @@ class Autoregressive:
         return replace(state, weights=weights, cov=after)
 
     def predict(self, state: Weighted, loads: FloatArray) -> FloatArray:
-        """Return the weighted sums, within what was seen lately."""
+        """Return the weighted sums, limited to the range of recent speeds."""
         del loads
         linear = (state.weights * _features(state.past)).sum(axis=1)
         low, high = state.past.min(axis=1) / _BEYOND, state.past.max(axis=1) * _BEYOND
@@ -198,38 +198,38 @@ def _features(past: FloatArray) -> FloatArray:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Learned:
-    """What a network knows; ``P`` is the number of its weights."""
+    """The weights of a network; ``P`` is their number."""
 
     weights: FloatArray  # linear, output and hidden ones, ``(P,)``
     cov: FloatArray  # covariance of the weights, ``(P, P)``
-    steps: int  # how often it was taught
+    steps: int  # number of training steps
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NarxState:
-    """The state: what the network knows, and its tapped delay lines of ``d`` steps."""
+    """The state: the network's weights, and its tapped delay lines of ``d`` steps."""
 
     learned: Learned  # shared by all workers
-    # Logarithms of the last speeds, the newest first, nan before one, ``(W, d)``.
+    # Logarithms of the last speeds, the newest first, NaN before the first one, ``(W, d)``.
     speeds: FloatArray
-    loads: FloatArray  # the loads at these steps less one half, ``(W, d, 2)``
+    loads: FloatArray  # the loads at these steps minus one half, ``(W, d, 2)``
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Narx:
     """NARX: a small network over past speeds and past and current loads of the machines.
 
-    A nonlinear autoregressive network with exogenous inputs, of one hidden layer and a direct
-    connection from inputs to output: the speed of the next step from those of the last ``delays``
-    steps, and from the processor and memory load now and in the same steps. What it feeds back is
-    the measured speed, not its own prediction, so it trains as a feed-forward network. One network
-    serves all workers, so that what it learns on one holds for the others: speeds enter as
-    logarithms beside the mean of those remembered, which also is what it corrects, and so they have
-    no unit. Before it has learned anything it predicts that mean.
+    A nonlinear autoregressive network with exogenous inputs, one hidden layer and a direct
+    connection from inputs to output. It predicts the speed of the next step from those of the last
+    ``delays`` steps, and from the processor and memory load now and in the same steps. It feeds
+    back the measured speed, not its own prediction, so it trains as a feed-forward network. One
+    network serves all workers, so what it learns on one applies to the others. Speeds enter as
+    logarithms relative to the mean of those remembered, and the output corrects this mean, so they
+    have no unit. An untrained network predicts the mean.
 
-    It is trained while it runs, step by step, by recursive Gauss-Newton (least squares on its
-    linear expansion), or beforehand (`knowing`). A load that is not known is replaced by the last
-    one that was, and before that by one half for good: then the network has only the speeds.
+    It is trained online, step by step, by recursive Gauss-Newton (least squares on its
+    linear expansion), or beforehand (`knowing`). An unknown load is replaced by the last known
+    one, and before the first by one half: then the network has only the speeds.
 
     Source:
         Chen et al., "Semi-Dynamic Load Balancing", SoCC 2020, doi:10.1145/3419111.3421299, predicts
@@ -238,18 +238,18 @@ class Narx:
         paper's were not available to us.
     """
 
-    delays: int = 4  # steps it looks back
+    delays: int = 4  # number of past steps
     hidden: int = 6  # size of the hidden layer
     forgetting: float = 0.999  # weight of the past per step, above 0 and at most 1
-    learned: Learned | None = None  # what to start from; ``None`` for nothing
-    learns: bool = True  # whether it goes on learning
+    learned: Learned | None = None  # initial weights; ``None`` for an untrained network
+    learns: bool = True  # whether training continues
 
     def __post_init__(self) -> None:
         if self.delays < 1 or self.hidden < 1 or not 0 < self.forgetting <= 1:
             raise ConfigError(
-                f"predictor narx: delays is {self.delays}, hidden {self.hidden} and forgetting "
-                f"{self.forgetting}; the first two must be at least 1, forgetting above 0 and at "
-                "most 1"
+                f"predictor narx: delays is {self.delays}, hidden is {self.hidden} and forgetting "
+                f"is {self.forgetting}; delays and hidden must be at least 1, forgetting above 0 "
+                "and at most 1"
             )
 
     def knowing(self, state: NarxState, *, learns: bool = True) -> Narx:
@@ -274,7 +274,7 @@ class Narx:
             learned = self._corrected(learned, x, log_speed[at] - mean)
         speeds, past = state.speeds.copy(), state.loads.copy()
         speeds[worker] = _moved_on(speeds[worker], log_speed)
-        # The first speed fills the whole line, so that no nan ever reaches the network.
+        # The first speed fills the whole line, so that no NaN reaches the network.
         speeds[worker[~known]] = log_speed[~known, None]
         past[worker] = _moved_on(past[worker], now)
         past[worker[~known]] = now[~known, None]
@@ -283,7 +283,7 @@ class Narx:
     def predict(self, state: NarxState, loads: FloatArray) -> FloatArray:
         """Return the mean of the last speeds, corrected by the network."""
         x, mean = _network_inputs(state.speeds, _known(loads, state.loads), state.loads)
-        # Workers that were never seen stay nan by their mean.
+        # Workers that were never seen stay NaN because of their mean.
         correction = self._output(state.learned.weights, np.nan_to_num(x))[0]
         limited = np.clip(correction, -_LARGEST_CORRECTION, _LARGEST_CORRECTION)
         return np.asarray(np.exp(mean + limited))
@@ -293,10 +293,10 @@ class Narx:
         return 1 + self.delays + 2 * (self.delays + 1)
 
     def _untrained(self) -> Learned:
-        """Return a network that corrects nothing: output weights are 0, hidden ones scattered."""
+        """Return a network with zero correction: output weights are 0, hidden ones scattered."""
         size = self._inputs + self.hidden
-        # Scattered by a multiplicative hash, because the core draws nothing at random. They must
-        # differ: equal hidden cells would learn the same for ever.
+        # Scattered by a multiplicative hash, because the core uses no randomness. They must
+        # differ: equal hidden cells would learn the same forever.
         scattered = np.arange(1, self._inputs * self.hidden + 1, dtype=np.uint64)
         scattered = scattered * np.uint64(2654435761) % np.uint64(2**32)
         hidden = 2.0 * (scattered.astype(np.float64) / 2**32) - 1.0
@@ -316,17 +316,17 @@ class Narx:
         return np.concatenate([x, active, by_hidden.reshape(len(x), -1)], axis=1)
 
     def _corrected(self, learned: Learned, x: FloatArray, target: FloatArray) -> Learned:
-        """Correct the weights by one step of some workers, linear about the weights there are."""
+        """Correct the weights by one step of some workers, linearised at the current weights."""
         predicted, active = self._output(learned.weights, x)
         slopes = self._slopes(learned.weights, x, active)
         error = np.clip(target - predicted, -_LARGEST_ERROR, _LARGEST_ERROR)
         change, cov = np.zeros_like(learned.weights), learned.cov
-        # No forgetting without news, or the covariance would grow without end at a steady speed.
+        # No forgetting without news, or the covariance would grow without limit at a steady speed.
         if float(np.trace(cov)) < _NARX_VARIANCE * len(cov):
             cov = cov / self.forgetting
         for slope, missed in zip(slopes, error, strict=True):
             cov_slope = cov @ slope
-            # All slopes are those of the same weights, so the workers of a step teach in any order.
+            # All slopes are at the same weights, so the order of a step's workers does not matter.
             gain = cov_slope / (1.0 + float(slope @ cov_slope))
             change = change + gain * (missed - float(slope @ change))
             cov = cov - np.outer(gain, cov_slope)
@@ -334,7 +334,7 @@ class Narx:
 
 
 def _teachers(known: IntArray, steps: int) -> IntArray:
-    """Return those whose turn it is to teach, at most `_TEACHERS`."""
+    """Return the workers that teach in this step, at most `_TEACHERS`."""
     if len(known) <= _TEACHERS:
         return known
     turn = (steps * _TEACHERS + np.arange(_TEACHERS)) % len(known)
@@ -342,8 +342,8 @@ def _teachers(known: IntArray, steps: int) -> IntArray:
 
 
 def _known(loads: FloatArray, past: FloatArray) -> FloatArray:
-    """Return the loads less one half, ``(n, 2)``, the last ones where they are not known."""
-    # Less one half, so that 0, which stands for a load that was never known, is the middle.
+    """Return the loads minus one half, ``(n, 2)``, the last known ones if unknown."""
+    # Minus one half, so that 0, which stands for a load that was never known, is the middle.
     now = np.clip(loads.T, 0.0, 1.0) - 0.5
     return np.where(np.isnan(now), past[:, 0], now)
 
@@ -372,14 +372,14 @@ PREDICTOR_NAMES = tuple(_PREDICTORS)
 
 
 def predictor_named(name: str) -> Predictor[Any]:
-    """Return the predictor of that name, as it comes; `ConfigError` if there is none.
+    """Return the predictor of this name with its defaults; `ConfigError` if the name is unknown.
 
     >>> predictor_named("ema")
     MovingAverage(smoothing=0.3)
     """
     if name not in _PREDICTORS:
         raise ConfigError(
-            f"there is no predictor {name!r}; choose one of: {', '.join(PREDICTOR_NAMES)}"
+            f"unknown predictor {name!r}; choose one of: {', '.join(PREDICTOR_NAMES)}"
         )
     predictor: Predictor[Any] = _PREDICTORS[name]()
     return predictor

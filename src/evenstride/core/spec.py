@@ -1,9 +1,9 @@
-"""One grammar for what a user names in a text: a policy, a mode, a sink, a notice.
+"""One grammar for the specifications of policies, modes, sinks and notices.
 
 A specification is a name, alone or with an argument: ``ssp``, ``static:20,100``,
-``ssp(staleness=3)``, ``adaptive:min_gain=0.01,allow_idle=1``. A name that makes a dataclass takes
-the fields of the class as settings; the metadata of a field says what it may be (`within`,
-`one_of`). Lists have commas between specifications.
+``ssp(staleness=3)``, ``adaptive:min_gain=0.01,allow_idle=1``. A name that stands for a dataclass
+takes the fields of the class as settings. The metadata of a field defines its valid values
+(`within`, `one_of`). Lists have commas between specifications.
 """
 
 from __future__ import annotations
@@ -17,29 +17,29 @@ from typing import Any
 
 from evenstride.errors import ConfigError
 
-_COMMA = re.compile(r",(?![^(]*\))")  # not one of those in parentheses
+_COMMA = re.compile(r",(?![^(]*\))")  # outside of parentheses
 _DURATION = re.compile(r"\s*([0-9]*\.?[0-9]+)\s*([a-z]*)\s*")
 _UNITS_S = {"s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """What a specification says."""
+    """A parsed specification."""
 
-    text: str  # as it was given
-    name: str  # what comes first
-    argument: str | None  # what follows the name; ``None`` if nothing does, not even a colon
+    text: str  # as given
+    name: str  # the first part
+    argument: str | None  # the part after the name; ``None`` without one, not even a colon
 
     @property
     def closed(self) -> bool:
-        """Whether its parentheses, if it has any, close at its end."""
+        """Whether its parentheses, if any, close at its end."""
         return _form(":").fullmatch(self.text) is not None
 
 
 def parse_spec(text: str, separators: str = ":") -> Spec:
-    """Return the name and the argument in a text; what is left of no form belongs to the argument.
+    """Return the name and the argument in a text; invalid rests belong to the argument.
 
-    Instead of parentheses, one of the ``separators`` may stand between the two.
+    One of the ``separators`` may replace the parentheses.
 
     >>> parse_spec("ssp(staleness=3)").argument, parse_spec("ssp:staleness=3").argument
     ('staleness=3', 'staleness=3')
@@ -47,7 +47,7 @@ def parse_spec(text: str, separators: str = ":") -> Spec:
     True
     """
     found = _form(separators).fullmatch(text)
-    if found is None:  # parentheses that do not close
+    if found is None:  # unclosed parentheses
         name = _name(text, separators)
         return Spec(text, name.strip(), text[len(name) :].strip())
     return Spec(text, found[1].strip(), found[3] if found[2] is None else found[2])
@@ -65,7 +65,7 @@ def _name(text: str, separators: str = ":") -> str:
 def split_specs(texts: str | Iterable[str], names: Collection[str]) -> tuple[str, ...]:
     """Return the specifications in comma-separated lists.
 
-    Commas in parentheses are part of a specification, and so are those after a colon, up to the
+    Commas in parentheses are part of a specification. So are those after a colon, up to the
     next part that begins with one of the names.
 
     >>> split_specs("bsp,ssp(staleness=2,servers=2),asp:servers=2,rate=staleness", ("bsp", "asp"))
@@ -90,22 +90,22 @@ def _goes_on(spec: str, part: str, names: Collection[str]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Allowed:
-    """What a setting may be."""
+    """The valid values of a setting."""
 
-    kind: type[Any]  # ``int``, ``float`` or ``str``
-    least: float = 0  # of a number
-    most: float = inf  # of a number
-    above: bool = False  # whether a number must be more than ``least``
-    below: bool = False  # whether a number must be less than ``most``
-    choices: tuple[Any, ...] = ()  # all values there are; empty if a range says it
-    example: Any = None  # a value to show, where the default is none or shows nothing
-    instead: str = ""  # what to do for a setting without a default
+    kind: type[Any]  # ``int``, ``float`` or ``str``.
+    least: float = 0  # of a number.
+    most: float = inf  # of a number.
+    above: bool = False  # whether a number must be more than ``least``.
+    below: bool = False  # whether a number must be less than ``most``.
+    choices: tuple[Any, ...] = ()  # all valid values; empty for a range.
+    example: Any = None  # a value to show, if the default is missing or unhelpful.
+    instead: str = ""  # remedy for a setting without a default.
 
     def __str__(self) -> str:
         if self.choices:
             *others, last = map(str, self.choices)
             return f"{', '.join(others)} or {last}"
-        what = "a whole number" if self.kind is int else "a finite number"
+        what = "an integer" if self.kind is int else "a finite number"
         least = f"{'above' if self.above else 'at least'} {self.least}"
         if self.most == inf:
             return f"{what}, {least}"
@@ -114,7 +114,7 @@ class Allowed:
         return f"{what}, {least} and {'below' if self.below else 'at most'} {self.most}"
 
     def has(self, value: object) -> bool:
-        # True is an int to Python, but no number that anyone means.
+        # True is an int in Python, but not a valid number here.
         number = {int: Integral, float: Real}.get(self.kind, str)
         if isinstance(value, bool) or not isinstance(value, number):
             return False
@@ -123,7 +123,7 @@ class Allowed:
         given: Any = value
         enough = given > self.least if self.above else given >= self.least
         few = given < self.most if self.below or self.most == inf else given <= self.most
-        return bool(enough and few)  # nan is neither, and infinity is not below infinity
+        return bool(enough and few)  # NaN and infinity are neither
 
 
 def within(
@@ -141,16 +141,16 @@ def within(
 
 
 def one_of(*choices: Any) -> Mapping[str, Allowed]:
-    """Return the metadata of a field that holds one of these."""
+    """Return the metadata of a field that holds one of these values."""
     return {"allowed": Allowed(type(choices[0]), choices=choices)}
 
 
 def check_settings(what: str, made: Any) -> None:
-    """Raise `ConfigError` unless every setting of a dataclass is what its field's metadata allows.
+    """Raise `ConfigError` unless every setting of a dataclass satisfies its field's metadata.
 
-    ``what`` is noun and name for the message, such as ``policy adaptive``.
+    ``what`` is a noun and a name for the message, such as ``policy adaptive``.
     """
-    # A class that a user derives from a policy has fields of its own, which are its own to check.
+    # A user's subclass of a policy may have further fields, which it checks itself.
     for field in (field for field in fields(made) if "allowed" in field.metadata):
         if not _allowed(field).has(value := getattr(made, field.name)):
             raise _refused(what, field, repr(value))
@@ -159,16 +159,16 @@ def check_settings(what: str, made: Any) -> None:
 def settings_in(spec: Spec, what: str, kind: type[Any], form: str) -> dict[str, Any]:
     """Return the settings in a specification's argument, by name, for a dataclass.
 
-    ``what`` is ``policy``, ``sync`` or so, for the message, and ``form`` that in which an example
-    is shown: ``{}({})`` or ``{}:{}``. `ConfigError` if a setting is unknown, missing, given twice,
-    or not of its type.
+    ``what`` is a noun for the message, such as ``policy`` or ``sync``. ``form`` is the format of
+    the example: ``{}({})`` or ``{}:{}``. `ConfigError` if a setting is unknown, missing, given
+    twice, or of another type.
     """
     known, values = {field.name: field for field in fields(kind)}, dict[str, Any]()
     for part in filter(None, map(str.strip, (spec.argument or "").split(","))):
         name, equals, text = (piece.strip() for piece in part.partition("="))
         if name not in known or not equals:
             raise ConfigError(
-                f"{what} {spec.text!r} is not understood at {part!r}; settings of {spec.name}: "
+                f"invalid {what} {spec.text!r} at {part!r}: settings of {spec.name} are "
                 f"{_settings_text(kind)}; write {_example(spec.name, kind, form)}"
             )
         if name in values:
@@ -184,16 +184,16 @@ def settings_in(spec: Spec, what: str, kind: type[Any], form: str) -> dict[str, 
 
 
 def spec_text(name: str, made: Any, form: str) -> str:
-    """Return the specification of an object: its name, and the settings that were changed."""
-    told = ((field, getattr(made, field.name)) for field in fields(made))
-    changed = ",".join(f"{f.name}={value}" for f, value in told if value != f.default)
+    """Return the specification of an object: its name, and the settings that are not default."""
+    values = ((field, getattr(made, field.name)) for field in fields(made))
+    changed = ",".join(f"{f.name}={value}" for f, value in values if value != f.default)
     return form.format(name, changed) if changed else name
 
 
 def duration_s(text: str, unit: str = "") -> float | None:
     """Return the seconds in a text such as ``90s``, ``30m``, ``5min``, ``6h`` or ``2d``.
 
-    A number alone is in ``unit``; without one, it is no length of time, which gives ``None``.
+    A number alone is in ``unit``; without a unit, the result is ``None``.
 
     >>> duration_s("5min"), duration_s("1.5", unit="h"), duration_s("soon")
     (300.0, 5400.0, None)
@@ -227,5 +227,5 @@ def _example(name: str, kind: type[Any], form: str) -> str:
 
 
 def _refused(what: str, field: Field[Any], value: str) -> ConfigError:
-    way_out = _allowed(field).instead or f"leave it out for {field.default}"
-    return ConfigError(f"{what}: {field.name} is {value}; it must be {_allowed(field)}; {way_out}")
+    way_out = _allowed(field).instead or f"the default is {field.default}"
+    return ConfigError(f"{what}: {field.name} is {value}, but must be {_allowed(field)}; {way_out}")

@@ -1,6 +1,6 @@
-"""Loaders as Lightning's Trainer wants them. Imports nothing of Lightning.
+"""Loaders for Lightning's Trainer. Does not import Lightning.
 
-A script of Fabric has its own loop, and needs nothing of this. See docs/how-to/lightning.md.
+A Fabric script has its own loop and does not need this module. See docs/how-to/lightning.md.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ __all__ = ["TrainerLoader"]
 class TrainerLoader:
     """A loader of a `Stride`, for ``LightningModule.train_dataloader``.
 
-    A Trainer stops asking when it has counted ``len(loader)`` batches, and begins the next epoch
-    while it still holds the iterator of the last one. This ends the loop before in its place. It
-    also has the state that Lightning looks for in a loader that can resume in mid-epoch.
+    A Trainer stops asking for batches after ``len(loader)`` of them. It begins the next epoch while
+    it still holds the iterator of the previous one. This loader ends the previous loop instead. It
+    also has the state that Lightning expects of a loader that can resume within an epoch.
 
-    An evaluation loader needs it only with ``max_micro_batch`` or ``Stride(max_share=)``: then
-    ``len`` is the most batches that a rank may have, so that a Trainer leaves none out.
+    An evaluation loader needs it only with ``max_micro_batch`` or ``Stride(max_share=)``. Its
+    ``len`` is then the most batches that a rank may have, so that a Trainer leaves none out.
 
     Args:
-        stride: of this rank.
-        loader: what ``stride.loader(dataset)`` returned; for training without ``max_micro_batch``.
+        stride: The `Stride` of this rank.
+        loader: Result of ``stride.loader(dataset)``; for training without ``max_micro_batch``.
 
     Raises:
-        ConfigError: in the first step whose share is cut into micro-batches: a Trainer counts
-            batches, and ranks have different numbers of them.
+        ConfigError: In the first step whose share is split into micro-batches: a Trainer counts
+            batches, but ranks have different numbers of micro-batches.
 
     Cost:
-        One call per batch; nothing is copied.
+        One call per batch, without copies.
 
     Example:
         >>> import torch, evenstride
@@ -52,7 +52,7 @@ class TrainerLoader:
 
     def __init__(self, stride: Stride, loader: DataLoader[Any]) -> None:
         self._stride, self._loader = stride, loader
-        # Weak, so that the loop ends when the Trainer lets go of it.
+        # Weak, so that the loop ends when the Trainer releases it.
         self._latest: Callable[[], Generator[Any] | None] = lambda: None
 
     def __len__(self) -> int:
@@ -79,8 +79,9 @@ class TrainerLoader:
         for batch in self._loader:
             if not self._stride.synced:
                 raise ConfigError(
-                    "this loader cuts shares into micro-batches (max_micro_batch), and a Trainer "
-                    "counts batches, of which ranks have different numbers; leave it out, or "
-                    "write the loop with Fabric, as examples/lightning_fabric.py does"
+                    "this loader splits shares into micro-batches (max_micro_batch), but a Trainer "
+                    "counts batches, and ranks have different numbers of micro-batches; leave "
+                    "max_micro_batch out, or write the loop with Fabric, as in "
+                    "examples/lightning_fabric.py"
                 )
             yield batch

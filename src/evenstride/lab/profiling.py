@@ -1,4 +1,4 @@
-"""Measure a workload on this machine: one process, steps of several sizes, a minute."""
+"""Measure a workload on this machine: steps of several sizes in one process, for a minute."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ from evenstride.runtime.launching.rank_environment import lone_rank
 from evenstride.trace.run_log import RunLog
 
 _NOT_OURS = ("EVENSTRIDE_MAX_STEPS", "EVENSTRIDE_POLICY", "EVENSTRIDE_SYNC", "EVENSTRIDE_NOISE")
-_START_S, _SLACK = 600.0, 4.0  # of the deadline: to start, and by how much stages may take longer
-# What torch, Python and the kernel say; a process that was killed says nothing.
+_START_S, _SLACK = 600.0, 4.0  # for the deadline: start-up time, and factor on measuring time
+# Messages of torch and Python, and the exit code after the kernel kills a process.
 _OF_MEMORY = re.compile(r"out of memory|MemoryError|OutOfMemory|annot allocate|exit code -9")
 
 
 @dataclass(frozen=True, slots=True)
 class Measuring:
-    """What is measured."""
+    """The request for a profile."""
 
     command: tuple[str, ...]  # script and arguments
-    type: str  # of this machine, as a catalogue names it
-    # Of the script's global batch, above 0 and at most 1; measured from small to large.
+    type: str  # machine type, as in a catalogue
+    # Fractions of the script's global batch, above 0 and at most 1; measured in ascending order.
     parts: tuple[float, ...]
-    seconds: float  # in all, apart from starting
+    seconds: float  # of measuring, without the start-up
     made_on: str  # today's date
     restore: bool = False  # whether the script starts from the newest checkpoint in its own folder
 
@@ -51,9 +51,9 @@ def profile(
 ) -> WorkloadProfile:
     """Return the profile of a script on this machine.
 
-    The script runs as one process and ends when all sizes have had their time. If it ends for want
-    of memory at a large size, what was measured before counts, and is the limit. Its checkpoints
-    go to a temporary folder.
+    The script runs as one process and ends after all sizes are measured. If it runs out of memory
+    at a large size, the profile contains the sizes before it, and the largest of them as a limit.
+    Its checkpoints go to a temporary folder.
     """
     require_script(measuring.command[0])
     parts = sorted(set(measuring.parts))
@@ -70,7 +70,7 @@ def profile(
         finally:
             for line in trials.news():
                 say(line)
-        return _told(measuring, trace, failed, say)
+        return _measured(measuring, trace, failed, say)
 
 
 def _environment(stages: str, trace: Path) -> dict[str, str]:
@@ -82,7 +82,7 @@ def _environment(stages: str, trace: Path) -> dict[str, str]:
 def _run(
     measuring: Measuring, environment: dict[str, str], log: Path, watch: Callable[[float], None]
 ) -> str:
-    """Run the script to its end; return its last output if it failed, and else nothing."""
+    """Run the script to its end; return its last output if it failed, else an empty string."""
     with closing(FromScratch()) as starter:
         pid = starter.start(StartRequest(measuring.command, environment, log))
         await_ends(starter, [pid], _START_S + _SLACK * measuring.seconds, watch)
@@ -93,7 +93,7 @@ def _run(
     return f"the script ended with exit code {code}; its last output:\n{words}"
 
 
-def _told(
+def _measured(
     measuring: Measuring, trace: Path, failed: str, say: Callable[[str], None]
 ) -> WorkloadProfile:
     try:
@@ -102,14 +102,14 @@ def _told(
         if failed:
             raise LaunchError(failed) from None
         raise ConfigError(
-            f"{measuring.command[0]} made no Stride or trained nothing, so there is nothing to "
-            "measure; profile needs a script that uses evenstride (see examples/ddp.py)"
+            f"{measuring.command[0]} created no Stride or trained no step, so there is no step "
+            "time to measure; run a script that uses evenstride, such as examples/ddp.py"
         ) from None
     if failed and not _OF_MEMORY.search(failed):
         raise LaunchError(failed)
     most = max(point.samples for point in points) if failed else None
     if failed:
-        say(f"The script failed beyond {most} samples, which is taken as what fits:\n{failed}")
+        say(f"The script failed above {most} samples, which becomes the limit:\n{failed}")
     return WorkloadProfile(
         evenstride=found.evenstride,
         torch=found.torch,
@@ -133,5 +133,5 @@ def _told(
 
 
 def _shown(command: Sequence[str]) -> str:
-    """Return script and arguments as for a shell in the script's folder."""
+    """Return script and arguments for a shell in the folder of the script."""
     return shlex.join((Path(command[0]).name, *command[1:]))

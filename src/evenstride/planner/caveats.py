@@ -1,4 +1,4 @@
-"""What makes a plan's figures less sure than they look, one sentence each."""
+"""Reasons why a plan's figures are less certain than they look, one sentence each."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from evenstride.planner.workload.step_time import fitted
 from evenstride.planner.workload.workload_profile import DeviceProfile
 
 BADLY = 0.1
-"""Error of a fit, as a part, from which a profile should be measured again."""
+"""Relative error of a fit from which a profile should be measured again."""
 
-_FLAT = 0.01  # of a step at the largest size, below which its samples take next to nothing
+_FLAT = 0.01  # fraction of the largest step below which the time of its samples is negligible
 _MOST_NAMED = 8
 
 
@@ -22,50 +22,50 @@ def of_device(device: DeviceProfile) -> Iterator[str]:
     curve = fitted(device.points)
     if curve.error > BADLY:
         yield (
-            f"the profile of {device.type} fits badly: its steps are off their line, or wandered, "
-            f"by {curve.error:.0%}; measure it again while the machine is at no other work, and "
-            "for longer (evenstride profile --seconds)"
+            f"the profile of {device.type} fits badly: its step times deviate from a line, or "
+            f"drifted, by {curve.error:.0%}; measure it again for longer, without other load on "
+            "the machine (evenstride profile --seconds)"
         )
     if curve.per_sample_s * curve.largest < _FLAT * curve.fixed_s:
         yield (
             f"steps on {device.type} took no longer with {curve.largest} samples than with few, so "
-            "what a sample takes is not known; measure larger ones (evenstride profile --parts, "
+            "the time per sample is not known; measure larger batches (evenstride profile --parts, "
             "and a larger batch in the script)"
         )
 
 
 def of_accelerator(device: DeviceProfile, catalogue: Catalogue) -> str:
-    """Return why a type's steps say nothing of it: a processor computed them; empty if they do."""
+    """Return why a type's steps are unusable: a processor computed them; empty if they are not."""
     if device.computed_on != "cpu":
         return ""
     own = {o.accelerator for o in catalogue.offers if o.instance_type == device.type}
     if not own or "" in own:
         return ""
     return (
-        f"steps were computed by a processor, and {device.type} has the accelerator "
-        f"{' or '.join(sorted(own))}, which stayed idle: evenstride plan refuses that. Move model "
-        'and batches to the device in the script (.to("cuda")) and measure again, or call the '
-        "machine what it is (--type)"
+        f"a CPU computed the steps, but {device.type} has the accelerator "
+        f"{' or '.join(sorted(own))}, which stayed idle; evenstride plan rejects such a profile. "
+        'Move model and batches to the device in the script (.to("cuda")) and measure again, or '
+        "give the correct type of the machine (--type)"
     )
 
 
 def of_spot(choice: ClusterChoice, saves: SaveCosts) -> list[str]:
     if not choice.spot:
         return []
-    told = [
-        "machines may be taken away, and nobody has looked whether the script saves: it needs an "
-        "evenstride.Checkpointer (restore() before the loop, step() in it), or each loss begins "
-        f"training anew. A save is taken to cost {saves.save_s:g} s, a restart "
-        f"{_minutes(saves.mean_restart_s)} on average (--restart)"
+    sentences = [
+        "spot machines may be preempted, and it was not checked whether the script saves: it needs "
+        "an evenstride.Checkpointer (restore() before the loop, step() in it), or each preemption "
+        f"restarts training from the beginning. The plan assumes {saves.save_s:g} s per save and "
+        f"{_minutes(saves.mean_restart_s)} per restart on average (--restart)"
     ]
     for kind in choice.kinds:
         if kind.transience is not None:
             found = kind.transience.losses_per_h
-            told.append(
-                f"{kind.name}: {found.value:.2g} losses of one machine an hour ({found.low:.2g} to "
-                f"{found.high:.2g}): {kind.transience.reason}"
+            sentences.append(
+                f"{kind.name}: {found.value:.2g} preemptions per machine and hour ({found.low:.2g} "
+                f"to {found.high:.2g}): {kind.transience.reason}"
             )
-    return told
+    return sentences
 
 
 def _minutes(seconds: float) -> str:
@@ -76,25 +76,25 @@ def nearest_types(name: str, catalogue: Catalogue) -> str:
     there = {offer.instance_type.lower(): offer.instance_type for offer in catalogue.offers}
     near = [there[found] for found in get_close_matches(name.lower(), there)]
     if near:
-        return f"nearest are {', '.join(near)}"
+        return f"the nearest are {', '.join(near)}"
     some = sorted(there.values())
     more = f" and {len(some) - _MOST_NAMED} more" if len(some) > _MOST_NAMED else ""
     return f"it has {', '.join(some[:_MOST_NAMED])}{more}"
 
 
 def no_machine(devices: Iterable[DeviceProfile], catalogue: Catalogue) -> str:
-    """Return why none of a catalogue's machines can be planned with, and what to do."""
+    """Return why no machine of a catalogue can be planned with, and the remedy."""
     there = {offer.instance_type for offer in catalogue.offers}
     missing = sorted({one.type for one in devices if one.type.partition("+")[0] not in there})
     if not missing:
         return (
-            "there is no machine to plan with: of those that are left by --types, --regions and "
-            "--no-transfer, none was measured, and none has hardware like one that was; leave some "
-            "of these out"
+            "there is no machine to plan with: of the machines that --types, --regions and "
+            "--no-transfer allow, none was measured or has similar hardware to a measured one; "
+            "omit some of these options"
         )
     return (
         f"there is no machine to plan with: {catalogue.source} has no {' or '.join(missing)}, so "
-        f"neither its price nor its hardware is known ({nearest_types(missing[0], catalogue)}). "
-        "Give a --catalog in which it is (a CSV of type,price is enough), or call what was "
-        "measured what the catalogue calls it (evenstride profile --type, or --as)"
+        f"its price and hardware are not known ({nearest_types(missing[0], catalogue)}). "
+        "Give a --catalog that contains it (a CSV of type,price is enough), or give the measured "
+        "machine its name in the catalogue (evenstride profile --type, or --as)"
     )

@@ -1,4 +1,4 @@
-"""How to start training on a cluster: SkyPilot's files, one for each kind, or lines to run."""
+"""How to start training on a cluster: SkyPilot files, one for each kind, or command lines."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from evenstride.planner.search.training_forecast import ClusterChoice, TrainingF
 
 _PORT = 29500
 _USUAL_SYNC = "bsp"
-_A_PART = 1e-6  # of an epoch, by which rounding may be off
+_A_PART = 1e-6  # tolerance for rounding, as a fraction of an epoch
 
 
 class _Blocks(yaml.SafeDumper):  # type: ignore[misc]
-    """Writes lines as lines."""
+    """Writes multi-line texts as blocks."""
 
 
 def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
@@ -29,28 +29,28 @@ _Blocks.add_representer(str, _text)
 
 
 def variables(one: TrainingForecast, sync: str = _USUAL_SYNC) -> dict[str, str]:
-    """Return what a script is told of a plan, as variables of its environment.
+    """Return the environment variables that pass a plan to a script.
 
-    ``EVENSTRIDE_EPOCHS`` is for a script to read, in whole epochs. ``EVENSTRIDE_GLOBAL_BATCH``
-    counts where it leaves its batch open, ``EVENSTRIDE_SYNC`` where it leaves that.
+    The script reads ``EVENSTRIDE_EPOCHS``, in whole epochs. ``EVENSTRIDE_GLOBAL_BATCH``
+    applies if the script leaves its batch open, ``EVENSTRIDE_SYNC`` if it leaves that open.
     """
-    told = {
+    found = {
         "EVENSTRIDE_EPOCHS": str(math.ceil(one.epochs.value - _A_PART)),
         "EVENSTRIDE_GLOBAL_BATCH": str(one.choice.batch),
     }
-    return told if sync == _USUAL_SYNC else {**told, "EVENSTRIDE_SYNC": sync}
+    return found if sync == _USUAL_SYNC else {**found, "EVENSTRIDE_SYNC": sync}
 
 
 def start_lines(
-    choice: ClusterChoice, command: Sequence[str], told: Mapping[str, str] | None = None
+    choice: ClusterChoice, command: Sequence[str], env: Mapping[str, str] | None = None
 ) -> list[str]:
-    """Return the lines to start on the machines by hand, with comments on where each belongs.
+    """Return the lines that start training by hand, with comments on the machine of each.
 
-    On one machine they run as they are. On several, what nobody can know before is taken from the
-    shell's ``HEAD`` and ``NODE_RANK``; without these they say what is missing. Where machines may
-    be taken away, `evenstride launch` goes on without them.
+    On one machine they run as they are. On several, values that are not known in advance come from
+    the shell's ``HEAD`` and ``NODE_RANK``; without these the shell reports what is missing. For
+    spot machines, `evenstride launch` continues without preempted ones.
     """
-    named = "".join(f"{name}={shlex.quote(value)} " for name, value in (told or {}).items())
+    named = "".join(f"{name}={shlex.quote(value)} " for name, value in (env or {}).items())
     if choice.spot:
         return _launch_lines(choice, named, shlex.join(command))
     if choice.machines == 1:
@@ -81,18 +81,18 @@ def _torchrun_lines(choice: ClusterChoice, named: str, script: str) -> Iterator[
 
 
 def _launch_lines(choice: ClusterChoice, named: str, script: str) -> list[str]:
-    """Return the lines for machines that may be taken away: a store that stays, and who comes."""
+    """Return the lines for spot machines: a store that stays, and the machines that come and go."""
     store = '"${STORE:?is the address of the machine that stays}"'
     nodes = f"1:{choice.machines}" if choice.machines > 1 else "1"
     lines = [
-        "# on a small machine that stays and that the others reach, after export STORE=(its "
+        "# on a small on-demand machine that the others can reach, after export STORE=(its "
         "address):",
         f"evenstride launch --store-only --store {store}",
     ]
     for kind, count in zip(choice.kinds, choice.counts, strict=True):
         where = f"each of {count} x {kind.name}" if count > 1 else f"{count} x {kind.name}"
         lines += [
-            f"# on {where}, and on each that takes the place of a lost one, after the same export:",
+            f"# on {where}, and on each replacement of a preempted one, after the same export:",
             f"{named}evenstride launch --nodes {nodes} --per-node {kind.workers} --store {store} "
             f"--spot {script}",
         ]
@@ -102,16 +102,15 @@ def _launch_lines(choice: ClusterChoice, named: str, script: str) -> list[str]:
 def skypilot_files(
     choice: ClusterChoice,
     command: Sequence[str],
-    told: Mapping[str, str] | None = None,
+    env: Mapping[str, str] | None = None,
     *,
     name: str = "evenstride",
     torch: str = "",
 ) -> dict[str, str]:
     """Return SkyPilot's task files by their names.
 
-    A task has machines of one kind, so a mix is a task for each: the first serves the meeting, and
-    the others are given its address as ``_EVENSTRIDE_HEAD``. They must be able to reach each other.
-
+    A task has machines of one kind, so a mix has a task for each. The first task hosts the
+    rendezvous; the others get its address as ``_EVENSTRIDE_HEAD``. They must reach each other.
     Source:
         SkyPilot's documentation, "SkyPilot YAML" (fields) and "Distributed Jobs on Many Nodes"
         (variables).
@@ -130,7 +129,7 @@ def skypilot_files(
                 "accelerators": kind.accelerators or None,
                 "use_spot": kind.spot,
             },
-            "envs": {**(told or {}), **head},
+            "envs": {**(env or {}), **head},
             "setup": _setup(torch),
             "run": _run(choice, kind.workers, first, command),
         }
@@ -142,15 +141,15 @@ def skypilot_files(
 
 
 def _setup(torch: str) -> str:
-    """Return how a machine gets what the script needs.
+    """Return the commands that install what the script needs.
 
     Local parts of a version, such as ``+cpu``, are not on the package index.
     """
     version = torch.partition("+")[0]
     return (
         f"pip install torch{f'=={version}' if version else ''}\n"
-        "# evenstride is installed from its own folder. Put a copy of that, named evenstride-src,\n"
-        "# into the folder that is sent along, or change this line to where yours is.\n"
+        "# evenstride is installed from its source folder. Put a copy, named evenstride-src,\n"
+        "# into the workdir that is uploaded, or change this line to its location.\n"
         "pip install ./evenstride-src\n"
     )
 

@@ -1,4 +1,4 @@
-"""Put it together: a workload, what is on offer, and wishes make a plan."""
+"""Combine a workload, the offers and the wishes into a plan."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _TIMES = (0.25, 0.5, 1, 2, 4)
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a plan comes to."""
+    """The result of planning."""
 
     found: SearchResult
     chosen: ChosenCluster[TrainingForecast]
@@ -28,10 +28,10 @@ class Plan:
 
     @property
     def gap(self) -> float:
-        """By which part a cluster that was not judged exactly could be better, at most.
+        """Largest fraction by which a cluster that was not evaluated exactly could be better.
 
-        Quicker or cheaper, as is wished for, within the limits; where the knee is wished for, both
-        quicker and cheaper than what is shown.
+        Better means faster or cheaper, depending on the objective, within the limits. For the knee,
+        it means both faster and cheaper than the shown clusters.
         """
         return self.found.gap
 
@@ -77,9 +77,9 @@ def _ends(name: str, unit: str, one: Interval) -> dict[str, float | None]:
 
 
 def batches_about(base: int, task: TrainingTask, trained: Iterable[int] = ()) -> tuple[int, ...]:
-    """Return the batches to look at about a script's own, as far as their epochs are known.
+    """Return the batches to consider around a script's own, if their epochs are known.
 
-    Batches that were trained are looked at, too, with those in the middle between them.
+    They include the batches that were trained, and the middle between each two of them.
     """
     known = sorted(set(trained))
     between = [round((a * b) ** 0.5) for a, b in pairwise(known)]
@@ -104,19 +104,19 @@ def make_plan(
     """Return the plan for a workload."""
     if not kinds:
         raise ConfigError(
-            "there is no machine to plan with: none on offer was measured, or has hardware like "
-            "one that was; call the measured machine what the catalogue calls it (evenstride "
-            "profile --type), or give a --catalog in which it is"
+            "there is no machine to plan with: none on offer was measured, or has similar hardware "
+            "to a measured one; give the measured machine its name in the catalogue (evenstride "
+            "profile --type), or give a --catalog that contains it"
         )
     known = _possible(batches, task)
     if not known:
         _require_enough_data(batches, task)
         raise ConfigError(
-            f"how long training takes at a batch of {', '.join(map(str, batches))} is not known: "
-            f"{task.epochs.why}; measure the gradient's noise, or trainings at two batches"
+            f"the epochs at a batch of {', '.join(map(str, batches))} are not known: "
+            f"{task.epochs.why}; measure the gradient's noise, or train at two batches"
         )
     if most_machines < 1:
-        raise ConfigError(f"{most_machines} machines are none; allow at least 1")
+        raise ConfigError(f"invalid limit of {most_machines} machines: expected at least 1")
     found = search(Space(tuple(kinds), known, most_machines, mixed), task, wishes)
     if not found.outlooks:
         raise NothingFits(why_none(kinds, known, most_machines))
@@ -128,7 +128,7 @@ def make_plan(
 def _require_enough_data(batches: Sequence[int], task: TrainingTask) -> None:
     if min(batches) > task.samples:
         raise ConfigError(
-            f"a batch of {min(batches)} is more than the {task.samples} samples of an epoch; give "
+            f"a batch of {min(batches)} exceeds the {task.samples} samples of an epoch; give "
             f"--batches of at most {task.samples}"
         )
 
@@ -138,32 +138,33 @@ def _too_large(batches: Sequence[int], task: TrainingTask) -> list[str]:
     if not left_out:
         return []
     return [
-        f"batches left out, as an epoch has {task.samples} samples: {', '.join(map(str, left_out))}"
+        f"these batches exceed the {task.samples} samples of an epoch and were left out: "
+        f"{', '.join(map(str, left_out))}"
     ]
 
 
 def _caveats(one: TrainingForecast, task: TrainingTask, batches: Sequence[int]) -> list[str]:
-    told = [task.epochs.why]
+    sentences = [task.epochs.why]
     if task.links is None and one.choice.workers > 1:
-        told.append(
-            "links were not measured: 0.1 ms and 10 Gbit/s are assumed, communication takes "
-            f"{_percent(one.step.communication_s / one.step.time_s)} of a step"
+        sentences.append(
+            "links were not measured: the plan assumes 0.1 ms and 10 Gbit/s, and communication "
+            f"takes {_percent(one.step.communication_s / one.step.time_s)} of a step"
         )
     shares = zip(one.choice.kinds, one.step.shares, strict=True)
-    told += [
-        f"shares of {share} on {kind.type} are larger than what was measured ({kind.curve.largest})"
+    sentences += [
+        f"shares of {share} on {kind.type} exceed the largest measured size ({kind.curve.largest})"
         for kind, share in shares
         if share > kind.curve.largest > 0
     ]
-    told += [
-        f"steps on {kind.type} were not measured, but carried over from "
+    sentences += [
+        f"steps on {kind.type} were not measured, but estimated from those on "
         f"{kind.curve.source or 'another type'}"
         for kind in one.choice.kinds
         if not kind.curve.measured
     ]
     if len(batches) > 1 and one.choice.batch in (min(batches), max(batches)):
-        told.append(f"a batch of {one.choice.batch} is at the end of what was looked at")
-    return told
+        sentences.append(f"the batch of {one.choice.batch} is at the end of the considered range")
+    return sentences
 
 
 def _percent(part: float) -> str:
@@ -171,20 +172,20 @@ def _percent(part: float) -> str:
 
 
 MOST_MACHINES = 128
-"""Most machines that a plan may be asked to look at (``--max-nodes``)."""
+"""Largest number of machines for a plan (``--max-nodes``)."""
 
 
 def why_none(kinds: Sequence[Kind], batches: Sequence[int], most_machines: int) -> str:
-    """Return what no cluster can keep to, and by how much to relax it, in one sentence.
+    """Return the requirement that no cluster meets, and how far to relax it, in one sentence.
 
-    Memory and numbers of workers are judged by the batch that comes nearest to fitting.
+    Memory and numbers of workers are compared with the batch that comes nearest to fitting.
     """
     smallest, largest = min(batches), max(batches)
     fewest = min(kinds, key=lambda kind: kind.workers)
     if fewest.workers > largest:
         return (
-            f"a batch of {largest} is smaller than the {fewest.workers} workers of one "
-            f"{fewest.name}, and each needs a sample; take a batch of at least {fewest.workers} "
+            f"a batch of {largest} has fewer samples than the {fewest.workers} workers of one "
+            f"{fewest.name}, and each needs a sample; use a batch of at least {fewest.workers} "
             "(--batches), or types with fewer accelerators"
         )
     able = [kind for kind in kinds if kind.workers <= largest]
@@ -192,11 +193,10 @@ def why_none(kinds: Sequence[Kind], batches: Sequence[int], most_machines: int) 
         return _too_little_memory(able, smallest, most_machines)
     if any(kind.spot for kind in able):
         return (
-            "machines are taken away so often that training may never end on any cluster that it "
-            "fits; plan without --spot, shorten --restart, or take types that are taken away "
-            "less often"
+            "preemptions are so frequent that training may never end on any cluster that fits it; "
+            "plan without --spot, shorten --restart, or use types that are preempted less often"
         )
-    return "no cluster can train this in a time that can be told; take other types or other batches"
+    return "no cluster can train this in a predictable time; use other types or other batches"
 
 
 def _room(kind: Kind) -> float:
@@ -210,8 +210,8 @@ def _too_little_memory(kinds: Sequence[Kind], batch: int, most_machines: int) ->
     plural = "" if most_machines == 1 else "s"
     more = f"allow {needed} machines (--max-nodes {needed}), or " if needed <= MOST_MACHINES else ""
     return (
-        f"memory is too small: a batch of {batch}, the smallest, takes {needed} machines of the "
-        f"roomiest type, {roomiest.name}, with room for {room} samples each, and {most_machines} "
-        f"machine{plural} may be taken; {more}take a batch of at most {room * most_machines} "
+        f"memory is too small: the smallest batch, {batch}, needs {needed} machines of "
+        f"{roomiest.name}, the roomiest type ({room} samples each), but the limit is "
+        f"{most_machines} machine{plural}; {more}use a batch of at most {room * most_machines} "
         "(--batches), or types with more memory"
     )

@@ -1,4 +1,4 @@
-"""What is left of a training, in each configuration, from those that were measured."""
+"""Remaining time and cost of a training run in each configuration, from the measured ones."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from evenstride.planner.workload.workload_profile import Links, Noise, Point
 from evenstride.sim.engine.network import Ring
 
 _FEWEST_STEPS = 5
-_WIDE = 1.5  # sizes that differ by less do not tell a fixed time from one that grows
-_ALIKE_ERROR = 0.02  # by which a line is off that is taken from another worker
-_LEAST_ERROR = 0.01  # by which even a measured step differs from those to come
+_WIDE = 1.5  # ratio of sizes below which fixed and growing time cannot be separated
+_ALIKE_ERROR = 0.02  # error of a line that is copied from another worker
+_LEAST_ERROR = 0.01  # difference between measured and future steps, at least
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Configuration:
-    """A number of workers, and the global batch that they train."""
+    """A number of workers, and their global batch."""
 
     workers: int
     batch: int
@@ -45,27 +45,27 @@ class Configuration:
 
 
 Trained = Mapping[int, float]
-"""Samples trained so far, by the batch they were trained at."""
+"""Samples trained so far, by batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingJob:
-    """What is trained, and what is to be best."""
+    """The training run and its objective."""
 
-    samples: int  # of an epoch
-    epochs: float  # that it lasts at the base batch
-    base: int  # batch at which they count
-    gradient_bytes: float  # that a worker sends in a step
-    objective: Objective = Objective.TIME  # time, cost or the knee of both
-    usd_per_h: float = 1.0  # price of a worker
-    # Scale of the gradient; ``None`` if it is not known: then only the base batch can be chosen, as
-    # what others need is not known
+    samples: int  # of an epoch.
+    epochs: float  # number of epochs at the base batch.
+    base: int  # batch to which ``epochs`` refers.
+    gradient_bytes: float  # sent by a worker in a step.
+    objective: Objective = Objective.TIME  # time, cost or the knee of both.
+    usd_per_h: float = 1.0  # price of a worker.
+    # Scale of the gradient; ``None`` if it is not known: then only the base batch can be chosen,
+    # because the epochs at others are not known.
     noise: Noise | None = None
-    batches: int = 1  # how many there are to choose from
+    batches: int = 1  # number of batches to choose from
 
     @property
     def compares(self) -> bool:
-        """Whether batches can be compared, or there is nothing to compare."""
+        """Whether batches can be compared, or there is only one."""
         return self.batches == 1 or self.noise is not None
 
     @property
@@ -78,11 +78,11 @@ class TrainingJob:
         return workers * self.usd_per_h * time_s / 3600.0
 
     def left(self, trained: Trained) -> float:
-        """Return which part of the training is left, by what samples are worth at their batch."""
+        """Return the fraction of training that is left, by the value of samples at their batch."""
         done = 0.0
         for batch, samples in trained.items():
             whole = self.lasts.at(batch)
-            # Where nothing is known, a sample is taken to be worth what it is at the base.
+            # If nothing is known, a sample counts as much as at the base.
             epochs = self.epochs if whole is None else whole.value
             done += samples / (epochs * self.samples)
         return max(1.0 - done, 0.0)
@@ -90,19 +90,20 @@ class TrainingJob:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """What a configuration was measured to take."""
+    """The measurements of a configuration."""
 
     choice: Configuration
-    steps: int  # that were measured
-    # Mean time of one, from the first sample asked for to the next one's, once shares had settled
+    steps: int  # number of measured steps
+    # Mean time of one, from the request of its first sample to that of the next step, with settled
+    # shares
     step_s: float
-    points: tuple[tuple[Point, ...], ...]  # own steps by share, of each worker
-    # Part of a step in which nobody waits for a slower worker; ``None`` with one worker, or if it
+    points: tuple[tuple[Point, ...], ...]  # steps by share, of each worker
+    # Time of a step in which no worker waits for a slower one; ``None`` with one worker, or if it
     # was not measured
     communication_s: float | None = None
-    noise: Noise | None = None  # scale of the gradient, if it was measured
-    drift: float = 0.0  # standard deviation of the mean of later steps, as a part of it
-    # Of an epoch beside its steps; ``None`` if no whole one was measured
+    noise: Noise | None = None  # scale of the gradient, if measured
+    drift: float = 0.0  # relative standard deviation of the mean of later steps
+    # Time of an epoch beyond its steps; ``None`` if no whole epoch was measured
     beside_s: float | None = None
 
     def to_plain(self) -> dict[str, Any]:
@@ -120,16 +121,16 @@ _PROBES = TypeAdapter(Probe)
 
 @dataclass(frozen=True, slots=True)
 class OnlineForecast:
-    """What is left of a training in one configuration; intervals are of 95 %."""
+    """Remaining time and cost of a training run in one configuration; intervals are of 95 %."""
 
     choice: Configuration
-    step_s: Interval  # of a step
-    time_s: Interval  # until the end
-    cost_usd: Interval  # the same
-    epochs: float  # that the whole training lasts, those that are trained already included
-    measured: bool  # whether this configuration itself was
-    # As ``time_s``, but without what the machine wanders by, which makes all configurations quicker
-    # or slower together, and which no look at another one tells
+    step_s: Interval  # of a step.
+    time_s: Interval  # until the end.
+    cost_usd: Interval  # the same.
+    epochs: float  # of the whole training, including those already trained.
+    measured: bool  # whether this configuration was measured.
+    # Like ``time_s``, but without the drift of the machine, which speeds up or slows down all
+    # configurations together and cannot be measured in another one.
     own_s: Interval
 
     @property
@@ -140,9 +141,9 @@ class OnlineForecast:
 def foresee(
     job: TrainingJob, possible: Sequence[Configuration], probes: Sequence[Probe], trained: Trained
 ) -> list[OnlineForecast]:
-    """Return what is left in each configuration of which something can be said.
+    """Return the forecast of each configuration, where one is possible.
 
-    At least one was probed; where one was several times, all count, by their steps.
+    At least one was probed. If one was probed several times, all probes count, weighted by steps.
     """
     model, found = _StepModel.of(job, probes), list[OnlineForecast]()
     left = job.left(trained)
@@ -169,7 +170,7 @@ def foresee(
 
 
 def _beside_s(probes: Sequence[Probe]) -> float:
-    """Return what an epoch takes beside its steps, as far as it was measured."""
+    """Return the time of an epoch beyond its steps, as far as measured."""
     known = [probe.beside_s for probe in probes if probe.beside_s is not None]
     return float(np.mean(known)) if known else 0.0
 
@@ -180,7 +181,7 @@ def _ends(one: Interval) -> tuple[float, float, float]:
 
 @dataclass(frozen=True, slots=True)
 class _UncertainStep:
-    """A figure, and its standard deviation as a part: of its own, and common to all."""
+    """A value and its relative standard deviation: its own, and that common to all."""
 
     value: float
     error: float
@@ -188,12 +189,12 @@ class _UncertainStep:
 
     @property
     def own(self) -> Interval:
-        """The figure as it compares with others."""
+        """The value for comparison with others."""
         return _about(self.value, self.error)
 
     @property
     def whole(self) -> Interval:
-        """The figure with all that it may be off by."""
+        """The value with its full error."""
         return _about(self.value, hypot(self.error, self.drift))
 
 
@@ -206,7 +207,7 @@ def _by_choice(probes: Sequence[Probe]) -> dict[Configuration, list[Probe]]:
 
 
 def _pooled(probes: Sequence[Probe]) -> _UncertainStep:
-    """Return the mean step over all visits of a configuration, doubted by how they differ."""
+    """Return the mean step over all visits of a configuration; their scatter is its error."""
     times_s = [probe.step_s for probe in probes]
     value = float(np.average(times_s, weights=[probe.steps for probe in probes]))
     apart = float(np.std(times_s)) / value
@@ -216,19 +217,19 @@ def _pooled(probes: Sequence[Probe]) -> _UncertainStep:
 
 @dataclass(frozen=True, slots=True)
 class _StepModel:
-    """What any step takes: the workers' lines, the ring, and by what measured steps are longer."""
+    """Predicts any step: the workers' lines, the ring, and the excess of measured steps."""
 
     curves: tuple[Curve, ...]
     ring: Ring
     measured: Mapping[Configuration, _UncertainStep]
-    longer: Mapping[int, _UncertainStep]  # by the number of workers, as logarithms
+    longer: Mapping[int, _UncertainStep]  # by number of workers, as logarithms
 
     @classmethod
     def of(cls, job: TrainingJob, probes: Sequence[Probe]) -> _StepModel:
         most = max(len(probe.points) for probe in probes)
         curves = _curves([_points(probes, worker) for worker in range(most)])
-        told = [(p.choice.workers, p.communication_s) for p in probes if p.communication_s]
-        ring = _ring(links(told, job.gradient_bytes), job.gradient_bytes)
+        times = [(p.choice.workers, p.communication_s) for p in probes if p.communication_s]
+        ring = _ring(links(times, job.gradient_bytes), job.gradient_bytes)
         plain, longer = cls(curves, ring, {}, {}), dict[int, _UncertainStep]()
         measured = {choice: _pooled(own) for choice, own in _by_choice(probes).items()}
         for choice, step in measured.items():
@@ -238,7 +239,7 @@ class _StepModel:
         return cls(curves, ring, measured, longer)
 
     def step(self, choice: Configuration) -> _UncertainStep | None:
-        """Return what a step takes; ``None`` if some worker was not measured, or gets no sample."""
+        """Return a step; ``None`` if a worker was not measured, or gets no sample."""
         if choice in self.measured:
             return self.measured[choice]
         bare = self._bare(choice)
@@ -249,7 +250,7 @@ class _StepModel:
         usual = _UncertainStep(longer, 0.0, max(one.drift for one in known))
         more = self.longer.get(choice.workers, usual)
         apart = max(float(np.ptp([one.value for one in known])) / 2, _LEAST_ERROR)
-        # All workers are taken to err alike, which is the worst.
+        # All workers are assumed to have the same error, which is the worst case.
         own = max(
             curve.error_at(share) for curve, share in zip(self.curves, bare.shares, strict=False)
         )
@@ -270,7 +271,7 @@ def _about(value: float, error: float) -> Interval:
 
 
 def _points(probes: Sequence[Probe], worker: int) -> list[Point]:
-    """Return a worker's steps of all sizes it had, but for those that it hardly had."""
+    """Return a worker's steps of all its sizes, without rare ones."""
     points = [point for p in probes if worker < len(p.points) for point in p.points[worker]]
     return [point for point in points if point.steps >= _FEWEST_STEPS] or points
 
@@ -278,9 +279,9 @@ def _points(probes: Sequence[Probe], worker: int) -> list[Point]:
 def _curves(each: Sequence[Sequence[Point]]) -> tuple[Curve, ...]:
     """Return the workers' lines.
 
-    A balanced worker has nearly the same share all the time, which does not tell what of its step
-    is fixed. It runs the same program as the others, so its line is taken to be that of the worker
-    with the most unlike sizes, longer or shorter as a whole.
+    A balanced worker has nearly the same share all the time, which does not show the fixed part of
+    its step. It runs the same program as the others. So its line is that of the worker with the
+    most different sizes, multiplied by a factor.
     """
     widest = max(each, key=_width)
     known = fitted(widest)

@@ -1,8 +1,8 @@
-"""Which configuration to train in, decided while it trains: what to try next, and when to stay.
+"""Which configuration to train in, decided during training: what to try next, and when to stay.
 
-A configuration is a number of workers and a global batch. Each worker's own step is a line in its
-samples, and communication follows from the number of workers, so the two extreme configurations
-tell of all between them. Where training goes is measured there in turn, and may be left again.
+A configuration is a number of workers and a global batch. Each worker's step time is linear in its
+samples, and communication follows from the number of workers. So the two extreme configurations
+predict all between them. Each new configuration is measured in turn, and may be left again.
 Pure: the same measurements give the same decisions.
 """
 
@@ -26,40 +26,41 @@ from evenstride.planner.search.selection import Objective, frontier, knee
 from evenstride.planner.workload.workload_profile import Noise
 
 USUAL_SWITCH_S = 2.0
-"""Seconds that a switch is taken to cost before there has been one."""
+"""Assumed cost of a switch in seconds, before the first one."""
 
 MOST_PROBES = 5
-"""Phases in which something is measured, the first included; then at most one more, back."""
+"""Phases that measure something, including the first; at most one more switch back follows."""
 
-# What trying may cost, as a part of what is left at best.
+# Largest cost of a trial, as a fraction of the remaining time at best.
 _MOST_OVERHEAD = 0.1
-# Where neither time nor cost alone decides, a switch must be as short as this beside what is left.
+# For the knee, where neither time nor cost alone decides: the longest switch, as a fraction of the
+# remaining time.
 _SMALL = 0.05
 
 
 @dataclass(frozen=True, slots=True)
 class OnlineStanding:
-    """How a training stands."""
+    """The state of a training run."""
 
-    present: Configuration  # where it is
+    present: Configuration  # the current one
     trained: Trained  # samples at each batch so far
-    switch_s: float = USUAL_SWITCH_S  # what a switch costs in seconds
-    visits: int = 1  # configurations that were gone to so far, this one included
+    switch_s: float = USUAL_SWITCH_S  # cost of a switch in seconds
+    visits: int = 1  # number of configurations used so far, including the current one
 
 
 @dataclass(frozen=True, slots=True)
 class OnlineDecision:
-    """What comes next."""
+    """The next configuration."""
 
-    to: Configuration | None  # configuration to go to; ``None`` to stay until the end
-    probe: bool  # whether it is tried only to learn from it
-    reason: str  # one sentence for people
-    # All configurations of which something can be said, the best first
+    to: Configuration | None  # configuration to switch to; ``None`` to stay until the end
+    probe: bool  # whether it is only tried to measure it
+    reason: str  # one sentence for display
+    # Forecasts of all configurations, where possible, the best first
     foreseen: tuple[OnlineForecast, ...] = ()
 
 
 def extremes(workers: Sequence[int], batches: Sequence[int]) -> tuple[Configuration, Configuration]:
-    """Return the fewest workers with the smallest batch, and the most with the largest possible.
+    """Return the fewest workers with the smallest batch, and the most with the largest batch.
 
     >>> extremes([1, 2, 4], [64, 256])
     (Configuration(workers=1, batch=64), Configuration(workers=4, batch=256))
@@ -69,7 +70,7 @@ def extremes(workers: Sequence[int], batches: Sequence[int]) -> tuple[Configurat
 
 
 def choices(workers: Sequence[int], batches: Sequence[int]) -> tuple[Configuration, ...]:
-    """Return all configurations, fewest workers first; none with a worker that has no sample."""
+    """Return all configurations, fewest workers first, in which each worker has a sample."""
     return tuple(sorted(Configuration(w, b) for w in set(workers) for b in set(batches) if b >= w))
 
 
@@ -79,7 +80,7 @@ def decide(
     probes: Sequence[Probe],
     standing: OnlineStanding,
 ) -> OnlineDecision:
-    """Return what comes next, once the present configuration has been measured."""
+    """Return the decision after the present configuration has been measured."""
     found = foresee(job, possible, probes, standing.trained)
     ranked = _ranked(found, job.objective)
     here = next((one for one in found if one.choice == standing.present), None)
@@ -87,7 +88,7 @@ def decide(
         return _back(standing.present, ranked)
     known = _Comparison(job, here, ranked, probes, standing)
     if here.time_s.value <= 0:
-        return known.stay("there is nothing left to train")
+        return known.stay("no training is left")
     if standing.visits >= MOST_PROBES:
         return known.last()
     far = max(possible)
@@ -99,23 +100,23 @@ def decide(
     if known.pays(best):
         return known.go(best)
     return known.stay(
-        f"{best.choice} would gain less than a switch costs ({standing.switch_s:.1f} s)"
+        f"{best.choice} would save less than a switch costs ({standing.switch_s:.1f} s)"
     )
 
 
 def _back(present: Configuration, ranked: tuple[OnlineForecast, ...]) -> OnlineDecision:
-    """Leave a batch of which it is not known how long training would last."""
+    """Leave a batch whose number of epochs is not known."""
     if not ranked:
-        why = f"nothing can be said of any configuration but {present}"
+        why = f"there is no forecast of any configuration except {present}"
         return OnlineDecision(None, False, why)
     to = ranked[0].choice
-    why = f"what a batch of {present.batch} needs is not known, as no gradient noise was measured"
+    why = f"the epochs at a batch of {present.batch} are not known without measured gradient noise"
     return OnlineDecision(to, False, f"{why}; {to} is the best of the others", ranked)
 
 
 @dataclass(frozen=True, slots=True)
 class _Comparison:
-    """All that a decision is made from, if something is known of the present configuration."""
+    """The input of a decision, if the present configuration has a forecast."""
 
     job: TrainingJob
     here: OnlineForecast
@@ -130,28 +131,28 @@ class _Comparison:
         return OnlineDecision(
             best.choice,
             False,
-            f"{best.choice} is {self._best_in}: {best.time_s.value:.0f} s and "
-            f"{best.cost_usd.value:.3g} USD are left there, {self.here.time_s.value:.0f} s and "
-            f"{self.here.cost_usd.value:.3g} USD here",
+            f"{best.choice} is {self._best_in}: it would take {best.time_s.value:.0f} s and "
+            f"{best.cost_usd.value:.3g} USD more, against {self.here.time_s.value:.0f} s and "
+            f"{self.here.cost_usd.value:.3g} USD in the current configuration",
             self.ranked,
         )
 
     def last(self) -> OnlineDecision:
-        """Try nothing more; go back at most once, to one that was measured and is better."""
+        """Try nothing more; switch back at most once, to a measured one that is better."""
         best = next(one for one in self.ranked if one.measured)
         once = self.standing.visits == MOST_PROBES and best.choice != self.standing.present
         if once and self.pays(best):
             return self.go(best)
-        why = f"{self.here.choice} is {self._best_in} of those that were measured"
+        why = f"{self.here.choice} is {self._best_in} of the measured configurations"
         if best.choice != self.here.choice:
-            why = f"{best.choice} would be {self._best_in}, and another switch does not pay"
-        return self.stay(f"{why}; after {self.standing.visits} phases nothing more is tried")
+            why = f"{best.choice} would be {self._best_in}, but another switch is not worth it"
+        return self.stay(f"{why}; no further trials after {self.standing.visits} phases")
 
     def first_look(self, far: Configuration) -> OnlineDecision:
-        """Go to the other extreme, if there is so much left that it may pay.
+        """Try the other extreme, if the remaining time is long enough.
 
-        At best the others make it as many times as quick as they are more workers. What it costs to
-        find out, there and back, must be small beside what is left then.
+        At best, the speed grows with the number of workers. The cost of the trial, there and back,
+        must be small relative to the remaining time then.
         """
         workers = self.standing.present.workers
         probe = self.probes[-1]
@@ -162,16 +163,16 @@ class _Comparison:
         costs_s = 2 * self.standing.switch_s + 0.5 * probe.steps * probe.step_s
         if costs_s > _MOST_OVERHEAD * at_best_s:
             return self.stay(
-                f"{left_s:.0f} s are left, too little for a look at {far} (some {costs_s:.0f} s)"
+                f"{left_s:.0f} s are left, too little to try {far} (about {costs_s:.0f} s)"
             )
-        why = "the other extreme tells of all configurations between"
+        why = "the other extreme predicts all configurations in between"
         return OnlineDecision(far, True, why, self.ranked)
 
     def rival(self) -> OnlineDecision:
-        """Stay, unless another one, not measured yet, may be so much better that trying it pays.
+        """Stay, unless an unmeasured configuration may be good enough to be worth a trial.
 
-        What trying may bring is the expected value of ``max(0, gain)``. It costs two switches,
-        since training comes back if it is no better, and what its steps are longer.
+        The expected value of a trial is that of ``max(0, gain)``. It costs two switches, because
+        training returns if it is no better, and the excess time of its steps.
         """
         stay = self.stay(f"{self.here.choice} is {self._best_in}")
         if self.job.objective is Objective.KNEE:
@@ -189,13 +190,13 @@ class _Comparison:
                     one.choice,
                     True,
                     f"{one.choice} may be better than {self.here.choice}: their intervals overlap, "
-                    "and enough is left for a try to pay",
+                    "and enough training is left for a trial",
                     self.ranked,
                 )
         return stay
 
     def pays(self, best: OnlineForecast) -> bool:
-        """Return whether a switch costs less than it gains."""
+        """Return whether a switch costs less than it saves."""
         switch_s = self.standing.switch_s
         if self.job.objective is Objective.KNEE:
             return switch_s <= _SMALL * best.time_s.value
@@ -207,7 +208,7 @@ class _Comparison:
         mine, theirs = self._own(one), self._own(self.here)
         if not isfinite(mine.value):
             return 0.0
-        # Below the expected figure only: by how much worse it may be does not matter.
+        # Only below the expected value: how much worse it may be does not matter.
         apart = (mine.value - mine.low) / Z95
         gain = theirs.value - mine.value
         if apart <= 0:
@@ -216,12 +217,12 @@ class _Comparison:
         return gain * normal.cdf(gain / apart) + apart * normal.pdf(gain / apart)
 
     def _own(self, one: OnlineForecast) -> Interval:
-        """Return the figure with what it may be off by in comparison with others."""
+        """Return the value with its error in comparison with others."""
         ends_s = (one.own_s.value, one.own_s.low, one.own_s.high)
         return Interval(*(self._cost(one, end_s) for end_s in ends_s))
 
     def _cost(self, to: OnlineForecast, time_s: float) -> float:
-        """Return what a time in a configuration costs, in what is to be as little as possible."""
+        """Return the cost of a time in a configuration, in units of the objective."""
         if self.job.objective is Objective.COST:
             return self.job.cost_usd(to.choice.workers, time_s)
         return time_s
@@ -229,7 +230,7 @@ class _Comparison:
     @property
     def _best_in(self) -> str:
         return {
-            Objective.TIME: "the quickest",
+            Objective.TIME: "the fastest",
             Objective.COST: "the cheapest",
             Objective.KNEE: "the knee of time and cost",
         }[self.job.objective]
@@ -251,15 +252,15 @@ def _ranked(found: Sequence[OnlineForecast], objective: Objective) -> tuple[Onli
 
 
 def whole_epochs(one: OnlineForecast) -> int:
-    """Return how many epochs the whole training lasts in a configuration, the last one ended."""
+    """Return the number of epochs of the whole training in a configuration, rounded up."""
     return ceil(one.epochs - 1e-6)
 
 
-def anew(here: OnlineForecast, given: int, samples: int, switch_s: float) -> bool:
-    """Return whether to start the present configuration again, with the epochs that it needs.
+def must_restart(here: OnlineForecast, given: int, samples: int, switch_s: float) -> bool:
+    """Return whether to restart the present configuration with the epochs that it needs.
 
-    With too few, the result would be missed, so it is started again in any case; with too many,
-    only if those take longer than the switch.
+    With too few epochs, the target would be missed, so it is restarted in any case. With too many,
+    only if the excess takes longer than the switch.
     """
     more = whole_epochs(here) - given
     saved_s = -more * samples / here.choice.batch * here.step_s.value
@@ -267,7 +268,7 @@ def anew(here: OnlineForecast, given: int, samples: int, switch_s: float) -> boo
 
 
 def surest(measured: Sequence[Noise | None]) -> Noise | None:
-    """Return the noise scale with the narrowest interval; ``None`` if there is none."""
+    """Return the noise scale with the narrowest interval; ``None`` without any."""
 
     def width(one: Noise) -> float:
         high = inf if one.high is None else one.high
@@ -278,24 +279,24 @@ def surest(measured: Sequence[Noise | None]) -> Noise | None:
 
 @dataclass(frozen=True, slots=True)
 class Overhead:
-    """What finding the configuration has cost."""
+    """The cost of finding the configuration."""
 
-    search_s: float  # from the first step to the first one where training stayed
-    # What the chosen configuration would have taken for the samples trained meanwhile
+    search_s: float  # from the first step to the first one in the final configuration
+    # Time of the chosen configuration for the samples trained meanwhile
     useful_s: float
-    total_s: float  # that the whole training takes, search included
+    total_s: float  # of the whole training, search included
 
     @property
     def lost_s(self) -> float:
-        """Seconds that a training in the chosen configuration from the start would have saved."""
+        """Seconds that training in the chosen configuration from the start would have saved."""
         return self.search_s - self.useful_s
 
     @property
     def part(self) -> float:
-        """The same, as a part of the whole training."""
+        """The same, as a fraction of the whole training."""
         return self.lost_s / self.total_s if self.total_s > 0 else 0.0
 
 
 def overhead(search_s: float, samples: float, per_s: float, left_s: float) -> Overhead:
-    """Return what finding the configuration has cost, switches included."""
+    """Return the cost of finding the configuration, switches included."""
     return Overhead(search_s, samples / per_s, search_s + left_s)

@@ -1,28 +1,28 @@
-"""How soon spot machines are taken away, and what their loss costs a run.
+"""The rate of preemptions of spot machines, and what a preemption costs a run.
 
-A catalogue's band and a recording (`spot_recordings`) both tell a rate of losses, neither exactly.
-So beside the model of one machine's life there are twenty rates that are equally likely: what a
-run may cost (`slowdown`) is worked out at each of them.
+A catalogue's band and a recording (`spot_recordings`) both give a rate of preemptions, but not
+exactly. So besides the model of one machine's life there are twenty equally likely rates. The cost
+of a run (`slowdown`) is computed at each of them.
 
-One loss stops all: what was trained since the last save is trained again, after a restart on as
-many machines as before. With a hazard ``h`` of all machines together, ``w`` seconds of training
-between saves of ``C`` seconds, and ``R`` seconds from a loss until training goes on, a second of
-progress takes
+One preemption stops all workers. What was trained since the last save is trained again, after a
+restart on as many machines as before. With a hazard ``h`` of all machines together, ``w`` seconds
+of training between saves of ``C`` seconds, and ``R`` seconds from a preemption until training
+continues, a second of progress takes on average
 
     (exp(h (w + C)) - 1) (1 / h + R) / w
 
-seconds on average. Daly has ``exp(h R) / h`` for the second factor, as losses may interrupt the
-restart, too; here they do not, since most of ``R`` may be a wait for machines that are not there.
+seconds. Daly has ``exp(h R) / h`` for the second factor, because preemptions may also interrupt
+the restart. Here they do not, because most of ``R`` may be a wait for missing machines.
 
-How far a single run may be from that average follows from the same model: the number of losses
-has a negative binomial distribution, and each costs what was trained since the last save, and a
-restart. `mean_stretches` and its like bound all this for many clusters at once, by tables.
+The deviation of a single run from that average follows from the same model. The number of
+preemptions has a negative binomial distribution. Each costs the training since the last save, and a
+restart. `mean_stretches` and similar functions bound this for many clusters at once, with tables.
 
 Source:
     Young, "A first order approximation to the optimum checkpoint interval", CACM 1974,
     doi:10.1145/361147.361115; Daly, "A higher order estimate of the optimum checkpoint interval for
-    restart dumps", FGCS 2006, doi:10.1016/j.future.2004.11.016. How often to save is decided in
-    `core.reliability.checkpoint_interval`, which runs use to save, too. The distribution is ours.
+    restart dumps", FGCS 2006, doi:10.1016/j.future.2004.11.016. The checkpoint interval comes from
+    `core.reliability.checkpoint_interval`, which runs also use. The distribution is ours.
 """
 
 from __future__ import annotations
@@ -44,46 +44,45 @@ from evenstride.planner.catalogue.offers import Offer
 
 MONTH_S = DAY_S * 365.25 / 12.0
 SHORTEST_MEAN_S = 3600.0
-"""Mean life at which a band without an upper end is taken to end."""
+"""Shortest assumed mean life for a band without an upper end."""
 
 DRIFT, WAITS_DRIFT, TOGETHER = 0.64, 0.70, 0.54
-"""By how much rates, and waits, differ between one stretch of a recording and the next (standard
-deviation of the logarithm), and the correlation of the two, over the halves of 27 recordings of 6
-to 45 days (``benchmarks/spot_intervals.py``)."""
+"""How much rates, and waiting times, differ between one stretch of a recording and the next
+(standard deviation of the logarithm), and the correlation of the two, over the halves of 27
+recordings of 6 to 45 days (``benchmarks/spot_intervals.py``)."""
 
-QUANTILES = np.array([(n + 0.5) / 20.0 for n in range(20)])  # of rates that are equally likely
-_LEAST_PART = 1e-4  # of a month, that a band from or to 0 counts as
+QUANTILES = np.array([(n + 0.5) / 20.0 for n in range(20)])  # of equally likely rates
+_LEAST_PART = 1e-4  # monthly fraction that stands for 0 in a band
 _UNKNOWN = (0.01, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
 class PreemptionRate:
-    """How soon machines of a kind are taken away."""
+    """The rate of preemptions of a kind of machine."""
 
     lifetime: Lifetime  # of one machine
-    # At which one is lost, equally likely, ascending; twenty of them
+    # Of preemptions of one machine: twenty equally likely values, ascending
     rates_per_s: tuple[float, ...]
-    reason: str  # where this is from, one plain sentence
-    # For as many machines as before a loss, as recorded and equally likely; empty if they are not
-    # known
+    reason: str  # where they come from, one plain sentence
+    # Recorded waits until as many machines are up as before, equally likely; empty if not known
     waits_s: tuple[float, ...] = ()
 
     @property
     def losses_per_h(self) -> Interval:
-        """Losses of one machine per hour, with a 95 % interval."""
+        """Preemptions of one machine per hour, with a 95 % interval."""
         mean = 3600.0 / float(self.lifetime.mean_left_s(0.0))
         low, high = 3600.0 * self.rates_per_s[0], 3600.0 * self.rates_per_s[-1]
         return Interval(mean, min(low, mean), max(high, mean))
 
 
 def from_band(low: float, high: float) -> PreemptionRate:
-    """Return what it means that a part of all machines, 0 to 1, is taken away within a month.
+    """Return the rate of preemptions from the fraction of machines preempted within a month.
 
-    A part ``p`` of those that are there for the whole month is a rate of ``-ln(1 - p)`` per month;
-    within a band all parts are as likely. A band that ends at 1 has no upper end ("more than
-    20 %"): there rates count as equally likely on a logarithmic scale, up to a mean life of 1 h.
-    That is an assumption, from 18 recordings of V100 machines in regions where they have the open
-    band: mean lives were 0.7 to 17 hours. Raises a `ConfigError` where it is no band.
+    A fraction ``p`` of the machines that run all month is a rate of ``-ln(1 - p)`` per month;
+    within a band all fractions are equally likely. A band that ends at 1 has no upper end ("more
+    than 20 %"): its rates are equally likely on a logarithmic scale, up to a mean life of 1 h.
+    This is an assumption, from 18 recordings of V100 machines in regions with the open
+    band: mean lives were 0.7 to 17 hours. Raises a `ConfigError` for an invalid band.
 
     >>> band = from_band(0.05, 0.10)
     >>> [round(24 * x, 4) for x in (band.losses_per_h.low, band.losses_per_h.high)]  # per day
@@ -91,23 +90,23 @@ def from_band(low: float, high: float) -> PreemptionRate:
     """
     if not 0.0 <= low <= high <= 1.0 or low == 1.0:
         raise ConfigError(
-            f"a band from {low} to {high}: these are parts of all machines in a month, 0 to 1, the "
-            "smaller one first; more than 20 % is written 0.2, 1.0"
+            f"invalid band from {low} to {high}: expected monthly fractions from 0 to 1, the "
+            "smaller one first; write 0.2, 1.0 for more than 20 %"
         )
     slow = _rate_per_s(max(low, _LEAST_PART))
     if high < 1.0:
         parts = np.maximum(low + (high - low) * QUANTILES, _LEAST_PART)
         rates = np.array([_rate_per_s(part) for part in parts.tolist()])
-        told = f"{low:.0%} to {high:.0%} of machines are taken away in a month"
+        reason = f"{low:.0%} to {high:.0%} of machines are preempted in a month"
     else:
         fast = max(1.0 / SHORTEST_MEAN_S, slow)
         rates = slow * (fast / slow) ** QUANTILES
-        told = (
-            f"more than {low:.0%} of machines are taken away in a month, how many more nobody "
-            f"says; down to a mean life of {SHORTEST_MEAN_S / 3600.0:.0f} h everything is possible"
+        reason = (
+            f"more than {low:.0%} of machines are preempted in a month; the upper limit is not "
+            f"known, and a mean life down to {SHORTEST_MEAN_S / 3600.0:.0f} h is possible"
         )
     middle = sqrt(float(rates[9] * rates[10]))
-    return PreemptionRate(Exponential(1.0 / middle), tuple(rates.tolist()), told)
+    return PreemptionRate(Exponential(1.0 / middle), tuple(rates.tolist()), reason)
 
 
 def _rate_per_s(part: float) -> float:
@@ -115,55 +114,56 @@ def _rate_per_s(part: float) -> float:
 
 
 def from_offer(offer: Offer) -> PreemptionRate:
-    """Return what a catalogue says of how soon a machine is taken away.
+    """Return a catalogue's rate of preemptions of a machine.
 
-    Where it says nothing, the answer is as wide as ignorance: 1 % in a month, or any more.
+    If the catalogue has none, the range is as wide as possible: from 1 % in a month upwards.
     """
     if offer.interruption is not None:
         return from_band(*offer.interruption)
     reason = (
-        f"how often {offer.instance_type} is taken away is not known; everything is possible from "
-        f"{_UNKNOWN[0]:.0%} in a month to a mean life of {SHORTEST_MEAN_S / 3600.0:.0f} h"
+        f"the preemption rate of {offer.instance_type} is not known; the plan assumes any rate "
+        f"from {_UNKNOWN[0]:.0%} in a month to a mean life of {SHORTEST_MEAN_S / 3600.0:.0f} h"
     )
     return replace(from_band(*_UNKNOWN), reason=reason)
 
 
 def drift_factors(drift: float, count: int) -> FloatArray:
-    """Return equally likely factors, as many as are asked for, ascending: a normal logarithm."""
+    """Return ``count`` equally likely factors of a log-normal distribution, ascending."""
     normal = NormalDist()
     return np.exp([drift * normal.inv_cdf((n + 0.5) / count) for n in range(count)])
 
 
 _CELLS = 8192  # of a distribution of lost time
-_AGES = 64  # at which the age of the last save is looked at
-_NEVER = 1e6  # times as long: it will not end
+_AGES = 64  # ages of the last save to evaluate
+_NEVER = 1e6  # slow-down above which a run never ends
 _HALVINGS = 60
-_DRIFTS = 5  # at which restarts that are not as they were are looked at
-_MOST_RESTARTS = 40  # equally likely ones that recorded waits are made into
-_LARGEST = 600.0  # exponent whose power is a float, also times some seconds
+_DRIFTS = 5  # factors of restart times to evaluate
+_MOST_RESTARTS = 40  # equally likely restart times from recorded waits
+_LARGEST = 600.0  # largest exponent whose power is a finite float, also times some seconds
 
 
 @dataclass(frozen=True, slots=True)
 class SaveCosts:
-    """What saves and losses take; raises a `ConfigError` for what is no such time."""
+    """Times of saves and preemptions; raises a `ConfigError` for invalid times."""
 
-    save_s: float  # how long training stands still for a save, above 0
-    # From a loss until training goes on: times that are equally likely, one or more
+    save_s: float  # time for which a save stops training, above 0
+    # From a preemption until training continues: equally likely times, one or more
     restart_s: tuple[float, ...]
-    # Of training between saves; ``None`` for as often as runs decide it themselves
+    # Training time between saves; ``None`` for the interval that runs choose themselves
     every_s: float | None = None
-    # By what all restarts of a run may be off together, standard deviation of the logarithm;
-    # `WAITS_DRIFT` for waits that were recorded
+    # Common error of all restarts of a run, as the standard deviation of the logarithm;
+    # `WAITS_DRIFT` for recorded waits
     drift: float = 0.0
-    together: float = TOGETHER  # correlation of that with what rates of losses are off by, -1 to 1
+    together: float = TOGETHER  # its correlation with the error of preemption rates, -1 to 1
 
     def __post_init__(self) -> None:
         sound = 0.0 < self.save_s < inf and (self.every_s is None or 0.0 < self.every_s < inf)
         sound = sound and 0.0 <= self.drift < inf and -1.0 <= self.together <= 1.0
         if not sound or not self.restart_s or not all(0.0 <= r < inf for r in self.restart_s):
             raise ConfigError(
-                f"saves of {self.save_s} s every {self.every_s} s, restarts of {self.restart_s} s: "
-                "the first two are above 0, restarts at least 0 and at least one; measure them"
+                f"invalid costs: saves of {self.save_s} s every {self.every_s} s, restarts of "
+                f"{self.restart_s} s: expected save times above 0 s, and at least one restart time "
+                "of at least 0 s; measure them"
             )
 
     @property
@@ -171,10 +171,10 @@ class SaveCosts:
         return sum(self.restart_s) / len(self.restart_s)
 
     def waiting(self, kinds: Iterable[PreemptionRate | None]) -> SaveCosts:
-        """Return what restarts take with the waits that were recorded of some kinds of machines.
+        """Return the costs with the recorded waits of some kinds of machines.
 
-        These count for all machines of a cluster, and drift as they did from one recording's half
-        to the other. Where none were recorded it stays as it is.
+        These count for all machines of a cluster, and drift as they did between the halves of a
+        recording. Without recorded waits the costs stay unchanged.
         """
         waits_s = sorted(wait_s for kind in kinds if kind for wait_s in kind.waits_s)
         if not waits_s:
@@ -182,16 +182,16 @@ class SaveCosts:
         restarts = np.add.outer(self.restart_s, waits_s)
         if restarts.size > _MOST_RESTARTS:
             parts = (np.arange(_MOST_RESTARTS) + 0.5) / _MOST_RESTARTS
-            # What is kept must have the mean of all, on which the expected time hangs.
+            # The sample must have the mean of all, which determines the expected time.
             some = np.quantile(restarts, parts)
             restarts = some * (restarts.mean() / some.mean() if some.any() else 1.0)
         return replace(self, restart_s=tuple(restarts.ravel().tolist()), drift=WAITS_DRIFT)
 
     def drifted(self, rate_at: float = 0.5) -> list[SaveCosts]:
-        """Return equally likely ones whose restarts are what they are.
+        """Return equally likely costs, each with one drift of the restart times.
 
-        ``rate_at`` is the part of likely rates of losses that lie below the one these go with:
-        where machines are lost more often than usual, one waits longer for them, too.
+        ``rate_at`` is the quantile of the rate of preemptions to which they belong:
+        when machines are preempted more often than usual, waits for them are longer, too.
         """
         leaning = exp(self.drift * self.together * NormalDist().inv_cdf(rate_at))
         own = self.drift * sqrt(1.0 - self.together**2)
@@ -213,10 +213,10 @@ class SaveCosts:
 
 
 def lost_s(saves: SaveCosts, hazard_per_s: float) -> float:
-    """Return how much time before a loss is thrown away on average, restart not counted.
+    """Return the mean time before a preemption that is lost, without the restart.
 
-    That is the time since the last save was done, given that a loss came before the next: half of
-    ``w + C`` if losses are rare. The hazard is of all machines together.
+    That is the time since the end of the last save, given a preemption before the next: half of
+    ``w + C`` if preemptions are rare. The hazard is of all machines together.
 
     >>> round(lost_s(SaveCosts(60.0, (0.0,), every_s=3540.0), 1e-9), 1)
     1800.0
@@ -229,35 +229,35 @@ def lost_s(saves: SaveCosts, hazard_per_s: float) -> float:
 
 
 def expected_slowdown(saves: SaveCosts, hazard_per_s: float) -> float:
-    """Return how many seconds a second of progress takes on average, saves included.
+    """Return the mean time of a second of progress, in seconds, saves included.
 
-    The hazard is of all machines together. At least 1; infinite where nearly no stretch between
-    saves survives.
+    The hazard is of all machines together. At least 1; infinite if almost no stretch between
+    saves succeeds.
     """
     every_s = saves.interval_s(hazard_per_s)
     likely = hazard_per_s * (every_s + saves.save_s)
     if likely > _LARGEST:
         return inf
-    again = expm1(likely)  # losses per stretch
+    again = expm1(likely)  # preemptions per stretch
     held_s = again / hazard_per_s if likely > 0.0 else every_s + saves.save_s
     return (held_s + again * saves.mean_restart_s) / every_s
 
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """What losses cost at one hazard."""
+    """The cost of preemptions at one hazard."""
 
-    count: float  # of losses in a second of progress, on average
-    mean_s: float  # what one costs
-    # Of what a second of progress is lengthened by; that of a run grows with its length
+    count: float  # mean number of preemptions in a second of progress
+    mean_s: float  # cost of one
+    # Of the lengthening of a second of progress; that of a run grows with its length
     variance: float
-    costs_s: FloatArray  # what one costs, equally likely, ``(n,)``
+    costs_s: FloatArray  # cost of one, equally likely, ``(n,)``
 
 
 def loss(saves: SaveCosts, hazard_per_s: float) -> Loss:
-    """Return what losses cost: those of a stretch are geometric, those of a run so many of these.
+    """Return the cost of preemptions; their number in a stretch has a geometric distribution.
 
-    The hazard is of all machines together, above 0, and not so high that no stretch survives.
+    The hazard is of all machines together, above 0, and low enough for stretches to succeed.
     """
     every_s = saves.interval_s(hazard_per_s)
     likely = hazard_per_s * (every_s + saves.save_s)
@@ -276,23 +276,22 @@ def slowdown(
     saves: SaveCosts,
     level: float = 0.9,
 ) -> Interval:
-    """Return how many times as long a run takes on spot machines, with an interval for one run.
+    """Return the slow-down of a run on spot machines, with an interval for one run.
 
-    ``machines`` are those that are spot, each of this ``transience``; ``useful_s`` is what training
-    takes without saves and losses; ``level`` is the part of runs that are to lie within the
-    interval.
+    ``machines`` is the number of spot machines, each of this ``transience``; ``useful_s`` is the
+    training time without saves and preemptions; ``level`` is the probability of the interval.
 
-    It is the mean, and an interval in which both count, that the rate is not known and that losses
-    come by chance. Where losses are rare the mean lies above it, as most runs have none. Infinite
-    where some rate lets it never end.
+    The value is the mean. The interval includes the uncertainty of the rate and the chance of
+    preemptions. If preemptions are rare the mean lies above the interval, because most runs have
+    none. Infinite if some rate prevents the run from ending.
 
     Cost:
-        some twenty transforms of 8,192 values, with a drift five times as many.
+        About twenty transforms of 8,192 values, five times as many with a drift.
     """
     if machines < 1 or not 0.0 < useful_s < inf or not 0.0 < level < 1.0:
         raise ConfigError(
-            f"a run of {useful_s} s on {machines} spot machines, at a level of {level}: it takes "
-            "at least one machine, a time above 0 and a level between 0 and 1"
+            f"invalid run of {useful_s} s on {machines} spot machines at a level of {level}: "
+            "expected at least one machine, a time above 0 s and a level between 0 and 1"
         )
     rates = transience.rates_per_s
     hazards = [((n + 0.5) / len(rates), machines * rate) for n, rate in enumerate(rates)]
@@ -305,15 +304,15 @@ def slowdown(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Taken:
-    """How long a run takes, as a distribution."""
+    """The duration of a run, as a distribution."""
 
-    least_s: float  # without any loss
-    cell_s: float  # width of a cell of what losses add
-    upto: FloatArray  # part of runs that are over by the end of each cell, ``(cells,)``
+    least_s: float  # without preemptions
+    cell_s: float  # width of a cell of the time that preemptions add
+    upto: FloatArray  # fraction of runs that end by the end of each cell, ``(cells,)``
 
     @property
     def most_s(self) -> float:
-        """After which all are over."""
+        """Time after which all runs have ended."""
         return self.least_s + self.cell_s * len(self.upto)
 
     def over(self, after_s: float) -> float:
@@ -324,10 +323,10 @@ class _Taken:
 
 
 def _taken(saves: SaveCosts, hazard_per_s: float, useful_s: float) -> _Taken | None:
-    """Return how long a run takes at one rate; ``None`` if it does not end.
+    """Return the duration of a run at one rate; ``None`` if it does not end.
 
-    Stretches that are tried until one survives: the number of losses is negative binomial, and the
-    sum of what they cost is found by its characteristic function.
+    Each stretch is repeated until it succeeds: the number of preemptions is negative binomial, and
+    the distribution of their total cost follows from its characteristic function.
     """
     every_s = saves.interval_s(hazard_per_s)
     stretch_s, stretches = every_s + saves.save_s, useful_s / every_s
@@ -355,7 +354,7 @@ def _in_cells(places: FloatArray) -> FloatArray:
 
 
 def _quantile(found: Sequence[_Taken | None], part: float) -> float:
-    """Return the time by which a part of all runs is over; infinite if too many never are."""
+    """Return the time by which a fraction of all runs has ended; infinite if too many never do."""
     ending = [taken for taken in found if taken is not None]
     low, high = 0.0, max((taken.most_s for taken in ending), default=0.0)
     if len(ending) < part * len(found):
@@ -367,17 +366,17 @@ def _quantile(found: Sequence[_Taken | None], part: float) -> float:
     return high
 
 
-_SELDOM, _OFTEN, _POINTS = -10.0, 0.0, 1001  # of hazards per second, their logarithms to base 10
-_RATES = 20  # that are equally likely
-_LOOKED_AT = (0, 4, 8, 12, 16)  # the least of four each
-_MOST = 1e3  # times as long; more counts as that, and up to there the table is fine enough
-_NO_VARIANCE = 1e30  # variance, beyond that
-_OFF = 0.01  # by which the table may be above what is between its points, of what losses cost
+_SELDOM, _OFTEN, _POINTS = -10.0, 0.0, 1001  # hazards per second, as logarithms to base 10.
+_RATES = 20  # equally likely ones.
+_LOOKED_AT = (0, 4, 8, 12, 16)  # the lowest of four each.
+_MOST = 1e3  # largest slow-down in the table, which is accurate up to there.
+_NO_VARIANCE = 1e30  # variance beyond that.
+_OFF = 0.01  # largest error of the table between its points, as a fraction of the slow-down.
 
 
 @lru_cache(maxsize=64)
 def _table(saves: SaveCosts) -> FloatArray:
-    """Return the mean over restarts, at points; never falling."""
+    """Return the mean over restart times at the table's points; never falling."""
     hazards = np.logspace(_SELDOM, _OFTEN, _POINTS).tolist()
     cases = saves.drifted()
     found = [sum(expected_slowdown(one, h) for one in cases) / len(cases) for h in hazards]
@@ -386,7 +385,7 @@ def _table(saves: SaveCosts) -> FloatArray:
 
 @lru_cache(maxsize=64)
 def _worst_tables(saves: SaveCosts) -> tuple[FloatArray, FloatArray]:
-    """Return mean and variance of a second of progress where restarts are at their longest."""
+    """Return mean and variance of a second of progress at the longest restart times."""
     worst = saves.drifted()[-1]
     means, variances = list[float](), list[float]()
     for hazard in np.logspace(_SELDOM, _OFTEN, _POINTS).tolist():
@@ -407,9 +406,9 @@ def _at(table: FloatArray, hazards_per_s: FloatArray) -> FloatArray:
 
 
 def stretches(saves: SaveCosts, hazards_per_s: FloatArray) -> FloatArray:
-    """Return how many seconds a second of progress takes on average, by hazard.
+    """Return the mean time of a second of progress in seconds, by hazard.
 
-    At most `expected_slowdown`, and off by less than 2 % of it where that is below 1,000.
+    At most `expected_slowdown`, and off by less than 2 % of it below 1,000.
     """
     found = _at(_table(saves), hazards_per_s)
     return found - _OFF * (found - 1.0)
@@ -423,10 +422,10 @@ def mean_stretches(
     *,
     fine: bool = False,
 ) -> FloatArray:
-    """Return the same for clusters of two kinds, averaged over what their rates may be, at least.
+    """Return a lower bound of the mean slow-down of clusters of two kinds, averaged over rates.
 
-    Rates of both kinds are high together. Of the twenty that are equally likely each fourth counts,
-    for the three above it, too; with ``fine``, all do.
+    Rates of both kinds are high together. Of the twenty equally likely rates each fourth counts,
+    also for the three above it; with ``fine``, all count.
     """
     which = range(_RATES) if fine else _LOOKED_AT
     total = np.zeros(machines.shape[1])
@@ -449,17 +448,17 @@ def high_stretches(
     machines: IntArray,
     useful_s: FloatArray,
 ) -> FloatArray:
-    """Return at least how many times as long 97.5 % of runs take, as `slowdown` has it.
+    """Return a lower bound of the slow-down of 97.5 % of runs, as `slowdown` defines it.
 
-    At the highest of twenty rates half of all runs, one in forty, take longer than the mean there
-    less a standard deviation (Cantelli's inequality). Where restarts may differ, too, it is the
-    highest rates at the longest restarts, as many of them.
+    At the highest of twenty rates, half of all runs (one in forty overall) take longer than the
+    mean at that rate minus a standard deviation (Cantelli's inequality). If restart times vary,
+    too, it uses the highest rates at the longest restart times, as many of them.
     """
     cases = _RATES * len(saves.drifted())
     least = _hazards(one, two, machines, _RATES - ceil(0.05 * cases))
     most = _hazards(one, two, machines, _RATES - 1)
     means, variances = _worst_tables(saves)
     mean = _at(means, least)
-    # The points of the table are 2 % apart; a variance grows hardly faster than the hazard.
+    # The points of the table are 2 % apart; a variance hardly grows faster than the hazard.
     deviation = np.sqrt(1.1 * _at(variances, most) / useful_s)
     return mean - _OFF * (mean - 1.0) - deviation

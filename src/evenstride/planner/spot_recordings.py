@@ -1,12 +1,12 @@
-"""Recordings of spot machines that a user made: how soon they are lost, and how long one waits.
+"""A user's recordings of spot machines: preemption rates, and waiting times for new machines.
 
-A file is CSV with one of two headers, or JSON as github.com/skypilot-org/spot-traces has it:
+A file is CSV with one of two headers, or JSON in the format of github.com/skypilot-org/spot-traces:
 
-    at_s,up              how many machines were up, at looks that are equally far apart
-    came_s,gone_s        one machine each: from when to when it was there; gone_s is empty if it
-                         was there to the end
+    at_s,up              number of machines that were up, at equally spaced times
+    came_s,gone_s        one machine each: start and end; gone_s is empty if it was up
+                         until the end
 
-Seconds are counted from the start of the recording.
+Seconds count from the start of the recording.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from evenstride.planner.spot_losses import DRIFT, QUANTILES, PreemptionRate, dri
 from evenstride.sim.scenario.recordings import MOST_UP, Machines, SpotTrace, machines
 
 _UP, _LIVES = ("at_s", "up"), ("came_s", "gone_s")
-_TOLD = 5
-_UNEVEN = 0.01  # of the time between two looks, by which it may differ
+_SHOWN = 5
+_UNEVEN = 0.01  # tolerance of the time between two rows, as a fraction
 _GAP_S, _MOST_TICKS = 60.0, 50_000
 _FEWEST_WINDOWS = 10
 _FEWEST_LOSSES = 5
@@ -43,9 +43,9 @@ def read_recording(path: Path) -> Machines:
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        why = getattr(error, "strerror", None) or "it is no text in UTF-8"
+        why = getattr(error, "strerror", None) or "it is not UTF-8 text"
         raise ConfigError(
-            f"{path} cannot be read: {why}; give a recording such as\n{EXAMPLE}"
+            f"cannot read {path}: {why}; give a recording such as\n{EXAMPLE}"
         ) from None
     if text.lstrip().startswith("{"):
         return machines([_of_json(path, text)])
@@ -53,8 +53,8 @@ def read_recording(path: Path) -> Machines:
     names = tuple(name.strip().lower() for name in rows[0][1]) if rows else ()
     if names not in (_UP, _LIVES):
         raise ConfigError(
-            f"{path} begins with {','.join(names) or 'nothing'}; a recording has the columns at_s "
-            f"and up, or came_s and gone_s, and looks like\n{EXAMPLE}"
+            f"{path} begins with {','.join(names) or 'nothing'}, but a recording has the columns "
+            f"at_s and up, or came_s and gone_s; example:\n{EXAMPLE}"
         )
     if names == _UP:
         found = _read(path, rows[1:], _look)
@@ -82,12 +82,12 @@ def _read(
         except ValueError as error:
             wrong.append(f"line {line}: {error}")
     if wrong:
-        more = f"; and {len(wrong) - _TOLD} more lines" if len(wrong) > _TOLD else ""
-        raise ConfigError(f"{path}: {'; '.join(wrong[:_TOLD])}{more}")
+        more = f"; and {len(wrong) - _SHOWN} more lines" if len(wrong) > _SHOWN else ""
+        raise ConfigError(f"{path}: {'; '.join(wrong[:_SHOWN])}{more}")
     if len(found) < 2:
         raise ConfigError(
-            f"{path} has {len(found)} rows under its header; at least two are needed, and many "
-            "more to tell a rate of losses"
+            f"{path} has {len(found)} rows below its header; expected at least two, and many "
+            "more to estimate a preemption rate"
         )
     return np.array(found)
 
@@ -95,10 +95,10 @@ def _read(
 def _look(cells: list[str]) -> tuple[float, float]:
     at_s, up = _numbers(cells, ("a time in seconds", "a number of machines"))
     if up != int(up):
-        raise ValueError(f"{cells[1].strip()} machines; a whole number of them is up")
+        raise ValueError(f"invalid number of machines {cells[1].strip()}: expected an integer")
     if up > MOST_UP:
         raise ValueError(
-            f"{cells[1].strip()} machines; {MOST_UP:,} is the most that are up at once"
+            f"invalid number of machines {cells[1].strip()}: expected at most {MOST_UP:,} at once"
         )
     return at_s, up
 
@@ -108,13 +108,13 @@ def _life(cells: list[str]) -> tuple[float, float]:
     both = [cells[0], "1e300"] if open_end else cells
     came_s, gone_s = _numbers(both, ("a time in seconds", "a time in seconds, or nothing"))
     if gone_s <= came_s:
-        raise ValueError(f"it is gone at {gone_s:g} s, and came at {came_s:g} s only; swap them?")
+        raise ValueError(f"its end at {gone_s:g} s precedes its start at {came_s:g} s; swap them")
     return came_s, inf if open_end else gone_s
 
 
 def _numbers(cells: list[str], names: tuple[str, str]) -> list[float]:
     if len(cells) != 2:
-        raise ValueError(f"it has {len(cells)} cells; a row has two")
+        raise ValueError(f"it has {len(cells)} cells; expected two")
     found = []
     for cell, name in zip(cells, names, strict=True):
         try:
@@ -122,7 +122,7 @@ def _numbers(cells: list[str], names: tuple[str, str]) -> list[float]:
         except ValueError:
             value = -1.0
         if not (isfinite(value) and value >= 0.0):
-            raise ValueError(f"{cell.strip()!r} is not {name}, which is a number of at least 0")
+            raise ValueError(f"{cell.strip()!r} is not {name}: expected a number of at least 0")
         found.append(value)
     return found
 
@@ -134,33 +134,33 @@ def _gap_s(path: Path, rows: Sequence[tuple[int, list[str]]], found: FloatArray)
     if len(off):
         line = rows[int(off[0]) + 1][0]
         raise ConfigError(
-            f"{path}, line {line}: {gaps[off[0]]:g} s after the look before it, and most are "
-            f"{gap_s:g} s apart; times rise, and looks are equally far apart"
+            f"{path}, line {line}: {gaps[off[0]]:g} s after the previous row, but most rows are "
+            f"{gap_s:g} s apart; times must rise in equal intervals"
         )
     return gap_s
 
 
 def _of_json(path: Path, text: str) -> SpotTrace:
     try:
-        told: Any = json.loads(text)
-        gap_s, up = float(told["metadata"]["gap_seconds"]), np.array(told["data"])
+        plain: Any = json.loads(text)
+        gap_s, up = float(plain["metadata"]["gap_seconds"]), np.array(plain["data"])
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         at = f"line {error.lineno}: " if isinstance(error, json.JSONDecodeError) else ""
         raise ConfigError(
-            f"{path}: {at}it is JSON, and not as spot-traces has it: "
+            f"{path}: {at}it is JSON, but not in the format of spot-traces: "
             '{"metadata": {"gap_seconds": 600}, "data": [1, 1, 0]}'
         ) from None
     sound = up.ndim == 1 and up.dtype.kind == "i" and len(up) > 1 and up.min() >= 0
     if not sound or not 0.0 < gap_s < inf:
         raise ConfigError(
-            f"{path}: data are numbers of machines, two or more, and gap_seconds is above 0"
+            f"{path}: data must be two or more numbers of machines, and gap_seconds above 0"
         )
     return SpotTrace(str(path), gap_s, up.astype(np.int64))
 
 
 def _of_lives(found: FloatArray) -> Machines:
-    """Return machines whose lives were recorded one by one, each in a slot that is free."""
-    since = found - found[:, 0].min()  # whatever the clock was, such as seconds since 1970
+    """Return machines whose lives were recorded one by one, each in a free slot."""
+    since = found - found[:, 0].min()  # for any clock, such as seconds since 1970
     came_s, gone_s = since[np.argsort(since[:, 0], kind="stable")].T
     end_s = float(np.where(np.isfinite(gone_s), gone_s, came_s).max()) + _GAP_S
     gap_s = max(_GAP_S, end_s / _MOST_TICKS)
@@ -180,11 +180,11 @@ def _of_lives(found: FloatArray) -> Machines:
 
 
 def recorded_transience(path: Path) -> PreemptionRate:
-    """Return what a recording tells of losses, and of waits for as many machines as were usual."""
+    """Return a recording's rate of preemptions, and its waits for the usual number of machines."""
     recorded = read_recording(path)
     up = (recorded.who >= 0).sum(axis=1)
     if not up.any():
-        raise ConfigError(f"{path}: no machine was ever up; record when there are some")
+        raise ConfigError(f"{path}: no machine was ever up; record while machines are available")
     usual = max(int(np.median(up[up > 0])), 1)
     try:
         found = from_recorded(recorded)
@@ -196,33 +196,33 @@ def recorded_transience(path: Path) -> PreemptionRate:
 def from_recorded(
     recorded: Machines, window_s: float = DAY_S, max_life_s: float = inf, drift: float = DRIFT
 ) -> PreemptionRate:
-    """Return how soon machines are taken away, as estimated from a recording.
+    """Return the rate of preemptions, as estimated from a recording.
 
     Fits the models of lifetimes and keeps the best (`core.reliability.survival_fit.choose`), up to
-    the provider's limit ``max_life_s``. Rates come from windows of the recording: losses over
-    machine-seconds, each window weighted by its machine-seconds. So the rates reflect that losses
-    come together, which a model of single machines does not. A window is at best about as long as
-    the run, and at most a tenth of the recording. Rates are multiplied by a factor for how far
-    future days may differ from the recorded ones; ``drift`` is the standard deviation of its
-    logarithm.
+    the provider's limit ``max_life_s``. Rates come from windows of the recording: preemptions over
+    machine-seconds, each window weighted by its machine-seconds. So the rates reflect that
+    preemptions occur together, which a model of single machines does not. A window is at best about
+    as long as the run, and at most a tenth of the recording. Rates are multiplied by a factor for
+    how far future days may differ from the recorded ones; ``drift`` is the standard deviation of
+    its logarithm.
 
-    Where none was lost of those that came while it was recorded, a constant rate stands in, from
-    all losses: of machines that were there from the start the age is not known. After fewer than
-    five losses, rates are as likely as so few of them make them, since windows would not show them.
+    If no machine that started during the recording was preempted, a constant rate is used instead,
+    from all preemptions: the age of machines that were up from the start is not known. With fewer
+    than five preemptions, the rates follow from their number, because windows would not show them.
 
     Raises:
-        ConfigError: no machine was lost, or one was older than the limit.
+        ConfigError: no machine was preempted, or one was older than the limit.
     """
-    lifetime, told = _lifetime(recorded, max_life_s)
+    lifetime, reason = _lifetime(recorded, max_life_s)
     losses = int((recorded.gone < len(recorded.who)).sum())
     if losses < _FEWEST_LOSSES:
-        rates, of = _rates_of_few(losses, _up_s(recorded)), "rates as likely as so few losses are"
+        rates, of = _rates_of_few(losses, _up_s(recorded)), "rates from the few preemptions"
     else:
         rates, count = _window_rates(recorded, window_s)
         of = f"rates of {count} windows of the recording"
     to_come = np.outer(rates, drift_factors(drift, len(rates)))
     found = np.quantile(to_come, QUANTILES)
-    return PreemptionRate(lifetime, tuple(found.tolist()), f"{told}; {of}")
+    return PreemptionRate(lifetime, tuple(found.tolist()), f"{reason}; {of}")
 
 
 def _lifetime(recorded: Machines, max_life_s: float) -> tuple[Lifetime, str]:
@@ -230,27 +230,27 @@ def _lifetime(recorded: Machines, max_life_s: float) -> tuple[Lifetime, str]:
     losses = int(ended.sum())
     if not losses:
         raise ConfigError(
-            f"none of its {len(ended)} machines was lost, so it tells nothing of losses; record "
-            "for longer, or leave it out, and the catalogue's figures count"
+            f"none of its {len(ended)} machines was preempted, so the rate is not known; record "
+            "for longer, or omit the recording to use the catalogue's figures"
         )
     if (ended & (recorded.came > 0)).any():
         chosen = choose(recorded.lives(), max_life_s)
         return chosen.fit.lifetime, chosen.reason
     mean_s = _up_s(recorded) / losses
-    who = "loss" if losses == 1 else "losses"
+    who = "preemption" if losses == 1 else "preemptions"
     return Exponential(mean_s), (
         f"a constant rate with a mean life of {mean_s / 3600.0:.3g} h: {losses} {who}, all of "
-        "machines that were there from the start, whose age is not known"
+        "machines that were up from the start, whose age is not known"
     )
 
 
 def _up_s(recorded: Machines) -> float:
-    """Return for how long machines were up, all together."""
+    """Return the total time for which machines were up."""
     return float((recorded.who >= 0).sum()) * recorded.gap_s
 
 
 def _rates_of_few(losses: int, up_s: float) -> FloatArray:
-    """Return equally likely rates after a few losses, which windows would not tell.
+    """Return equally likely rates after a few preemptions, which windows would not show.
 
     Source:
         The posterior of a Poisson rate with Jeffreys' prior, a gamma distribution, by the formula
@@ -263,7 +263,7 @@ def _rates_of_few(losses: int, up_s: float) -> FloatArray:
 
 
 def _window_rates(recorded: Machines, window_s: float) -> tuple[FloatArray, int]:
-    """Return quantiles of the windows' rates, and how many windows there are."""
+    """Return quantiles of the windows' rates, and the number of windows."""
     ticks = len(recorded.who)
     each = max(1, min(round(window_s / recorded.gap_s), ticks // _FEWEST_WINDOWS))
     starts = np.arange(0, ticks, each)
@@ -279,10 +279,10 @@ def _window_rates(recorded: Machines, window_s: float) -> tuple[FloatArray, int]
 
 
 def waits_s(recorded: Machines, machines: int) -> tuple[float, ...]:
-    """Return how long it took in a recording until enough machines were up again.
+    """Return the times in a recording until enough machines were up again.
 
-    There is a wait for each tick at which a machine was lost and as many had been up: 0 where
-    enough were left. What the end of the recording cuts off counts as far as it goes.
+    There is a wait for each tick at which a machine was lost while enough were up: 0 if
+    enough were left. A wait cut off by the end of the recording counts up to that end.
     """
     up = (recorded.who >= 0).sum(axis=1)
     ticks = len(up)

@@ -1,5 +1,5 @@
-"""Results as people read them: tables, sentences, plots. No torch.
+"""Results as tables, sentences and plots. No torch.
 
-`analysis` works out what happened in a run from its trace; everything else draws. Start with
+`analysis` derives what happened in a run from its trace; the rest draws. Start with
 `analysis.run_timeline`.
 """

@@ -1,4 +1,4 @@
-"""A plan as text and as a plot: what is worth renting, what it takes and costs, and why."""
+"""A plan as text and as a plot: the candidates, their times and costs, and the choice."""
 
 from __future__ import annotations
 
@@ -15,95 +15,113 @@ from evenstride.report.suite_figures import check_plotting, check_writable
 from evenstride.report.wording import NOTHING, Table
 
 _MOST_ROWS = 12
-_UNTIL_TIME = 4  # the last column of the first part
-_SAMPLES = 7  # a column that can be left out
+_ALIKE = (0.1, 0.2, 0.4, 0.8)  # fractions of time and cost within which candidates are alike
+_WIDEST = 100
+_OPTIONAL = ("epochs", "step", "place")  # columns, in the order in which they are left out
 _MARK = "*"
 _UNITS = ((3600.0, "hours"), (60.0, "minutes"), (0.0, "seconds"))
 
 
-def table(plan: Plan) -> Table:
-    """Return the clusters that no other beats, the quickest first; the chosen one has a star.
+def distinct(plan: Plan) -> list[TrainingForecast]:
+    """Return the candidates of the table: the chosen one, and those that clearly differ.
 
-    Of many, some are shown: both ends, the chosen one, and evenly what is between. A mix has a line
-    for each of its types.
+    A candidate is left out if another one is at most 10 % slower and at most 10 % more expensive.
+    The tolerance grows until at most 12 candidates are left.
     """
-    some = _some(plan)
-    places = len({one.choice.place for one in some}) > 1
-    headings = ("", "cluster", "batch", "step", "time", "USD", "epochs", "samples\neach")
-    rows = tuple(line for one in some for line in _rows(one, plan, places=places))
-    return Table((*headings, "place") if places else headings, rows, keys=2)
+    candidates = sorted(plan.found.outlooks, key=lambda one: one.time_s.value * one.cost_usd.value)
+    for alike in _ALIKE:
+        kept = [plan.chosen.outlook]
+        for one in candidates:
+            if not any(_covers(other, one, 1.0 + alike) for other in kept):
+                kept.append(one)
+        if len(kept) <= _MOST_ROWS:
+            break
+    return sorted(kept, key=lambda one: one.time_s.value)
+
+
+def _covers(one: TrainingForecast, other: TrainingForecast, factor: float) -> bool:
+    quick = one.time_s.value <= factor * other.time_s.value
+    return quick and one.cost_usd.value <= factor * other.cost_usd.value
 
 
 def text(plan: Plan, width: int) -> str:
-    """Return the table as lines; where it is too wide, all until the time first, then the rest.
+    """Return the table of candidates, the quickest first; a star marks the chosen one.
 
-    Samples of each worker are left out then, if the rest would still be too wide: JSON has them.
+    It has at most 100 columns. A cluster of two types has two lines.
     """
-    whole = table(plan)
-    if whole.width <= width:
-        return whole.text()
-    columns, keys = range(len(whole.headings)), range(whole.keys)
-    first = whole.part(columns[: _UNTIL_TIME + 1])
-    rest = whole.part((*keys, *columns[_UNTIL_TIME + 1 :]))
-    if rest.width > width:
-        rest = whole.part((*keys, *(n for n in columns[_UNTIL_TIME + 1 :] if n != _SAMPLES)))
-    return f"{first.text(width)}\n\n{rest.text(width)}"
+    candidates = distinct(plan)
+    headings = ("", "cluster", "batch", "step", "time", "USD", "epochs")
+    places = len({one.choice.place for one in candidates}) > 1
+    rows = tuple(line for one in candidates for line in _rows(one, plan, places=places))
+    table = Table((*headings, "place") if places else headings, rows, keys=2)
+    width = min(width, _WIDEST)
+    for name in _OPTIONAL:
+        if table.width > width and name in table.headings:
+            table = table.part([n for n, one in enumerate(table.headings) if one != name])
+    return table.text(width)
 
 
 def below(plan: Plan) -> str:
-    """Return what is to be said of the table: how many are in it, and where all of them are."""
-    some, every = _some(plan), plan.found.outlooks
-    places = {one.choice.place for one in some}
-    told = []
-    if len(some) < len(every):
-        told.append(f"{len(some)} of the {len(every)} that no other beats; --json has all")
+    """Return how many candidates the table has, and their place if it is the same for all."""
+    candidates, every = distinct(plan), plan.found.outlooks
+    places = {one.choice.place for one in candidates}
+    sentences = []
     if len(places) == 1 and (place := places.pop()):
-        told.append(f"all in {place}")
-    return "; ".join(told)
+        sentences.append(f"All are in {place}.")
+    if left_out := len(every) - len(candidates):
+        sentences.append(
+            f"{left_out} more candidates are nearly equal to one of these or worse; --json has all."
+        )
+    return " ".join(sentences)
 
 
 def story(plan: Plan) -> str:
-    """Return what was chosen, and what to know about the figures, in lines."""
+    """Return the chosen cluster and the reason."""
     one = plan.chosen.outlook
-    first = (
-        f"Chosen: {one.choice.name}, batch {one.choice.batch}, {_epochs(one.epochs)} epochs: "
-        f"{_hours(one.time_s.value)}, {_usd(one.cost_usd.value)} USD. It is {plan.chosen.reason}."
+    where = f" in {one.choice.place}" if one.choice.place else ""
+    return (
+        f"Chosen: {one.choice.name}{where}, batch {one.choice.batch}, {_epochs(one.epochs)} "
+        f"epochs: {_hours(one.time_s.value)}, {_usd(one.cost_usd.value)} USD. It is "
+        f"{plan.chosen.reason}."
     )
-    notes = [f"- {caveat}" for caveat in plan.caveats]
-    return "\n".join([first, looked(plan), *notes])
 
 
 def looked(plan: Plan) -> str:
-    """Return how well was searched, and what another cluster could gain at most."""
+    """Return the extent of the search, and how much better another cluster could be at most."""
     found, wishes = plan.found, plan.wishes
-    many = "cluster and batch was" if found.looked_at == 1 else "clusters and batches were"
-    one = f"{found.looked_at:,} {many} looked at, {found.judged:,} exactly"
+    count = f"{found.looked_at:,} combination{'' if found.looked_at == 1 else 's'}"
     limited = wishes.deadline_s < float("inf") or wishes.budget_usd < float("inf")
     within = " within the limits" if limited else ""
     better = {
-        Objective.TIME: f"none{within} is quicker than the chosen one",
-        Objective.COST: f"none{within} is cheaper than the chosen one",
-        Objective.KNEE: f"none{within} is both quicker and cheaper than one that is shown",
+        Objective.TIME: f"no other cluster{within} is quicker than the chosen one",
+        Objective.COST: f"no other cluster{within} is cheaper than the chosen one",
+        Objective.KNEE: f"no other cluster{within} is both quicker and cheaper than a candidate",
     }[wishes.aim]
     by = f" by more than {_percent(plan.gap)}" if plan.gap else ""
     rest = ""
     if found.front_gap and wishes.aim is not Objective.KNEE:
-        rest = f"; others that are shown may be beaten in both, by {_percent(found.front_gap)}"
-    return f"{one}; {better}{by} (gap {_percent(plan.gap)}){rest}."
+        rest = (
+            "; clusters may exist that are quicker and cheaper than another candidate, by up to "
+            f"{_percent(found.front_gap)}"
+        )
+    return (
+        f"the search covered {count} of cluster and batch, {found.judged:,} of them exactly; "
+        f"{better}{by} (gap {_percent(plan.gap)}){rest}"
+    )
 
 
 def _percent(part: float) -> str:
-    return "an unknown part" if part == float("inf") else f"{part:.2%}"
+    return "an unknown fraction" if part == float("inf") else f"{part:.2%}"
 
 
 def check_plot(path: Path) -> None:
-    """Raise `ConfigError` unless a plan can be drawn there."""
+    """Raise `ConfigError` unless a plan can be drawn into the file."""
     check_plotting(path)
     check_writable(path)
 
 
 def draw(plan: Plan, path: Path) -> None:
-    """Draw the frontier: cost over time with intervals, the chosen one marked."""
+    """Draw the cost of all candidates over their times, with intervals and a mark on the choice."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -122,7 +140,7 @@ def draw(plan: Plan, path: Path) -> None:
         fmt="o",
         color="tab:blue",
         ecolor="lightgrey",
-        label="no other is quicker and cheaper",
+        label="no cluster is quicker and cheaper",
     )
     one = plan.chosen.outlook
     axes.plot(
@@ -130,7 +148,7 @@ def draw(plan: Plan, path: Path) -> None:
         one.cost_usd.value,
         "D",
         color="tab:red",
-        zorder=3,  # above all the others, where they lie close
+        zorder=3,  # above the other candidates
         label=literal(f"chosen: {one.choice.name}"),
     )
     axes.set_xlabel(f"time in {unit}")
@@ -142,35 +160,27 @@ def draw(plan: Plan, path: Path) -> None:
 
 
 def _unit(longest_s: float) -> tuple[float, str]:
-    """Return the seconds of a unit in which times are read easily, and its name."""
+    """Return the length in seconds and the name of a suitable unit of time."""
     each_s, name = next((each_s, name) for each_s, name in _UNITS if longest_s >= each_s)
     return each_s or 1.0, name
 
 
 def _bars(figures: list[Interval], unit: float) -> list[list[float]]:
-    """Return lengths of error bars; where there is no upper end, none is drawn."""
+    """Return the lengths of error bars; 0 without an upper end."""
     down = [(one.value - one.low) / unit for one in figures]
     up = [(one.high - one.value) / unit if one.high < float("inf") else 0.0 for one in figures]
     return [down, up]
 
 
-def _some(plan: Plan) -> list[TrainingForecast]:
-    outlooks = plan.found.outlooks
-    last, chosen = len(outlooks) - 1, outlooks.index(plan.chosen.outlook)
-    between = {round(last * n / (_MOST_ROWS - 1)) for n in range(_MOST_ROWS)}
-    return [outlooks[index] for index in sorted(between | {chosen})]
-
-
 def _rows(one: TrainingForecast, plan: Plan, *, places: bool) -> list[tuple[str, ...]]:
-    """Return the lines of one cluster: its figures beside the first of its types."""
+    """Return the lines of one cluster; the first one has its figures."""
     first, *others = one.choice.name.split(" + ")
     figures = (
         str(one.choice.batch),
         milliseconds(one.step.time_s),
         _within(one.time_s, _hours),
         _within(one.cost_usd, _usd),
-        _epochs(one.epochs),
-        "/".join(map(str, one.step.shares)),
+        _number(one.epochs.value),
         *((one.choice.place,) if places else ()),
     )
     mark = _MARK if one is plan.chosen.outlook else ""
@@ -178,7 +188,7 @@ def _rows(one: TrainingForecast, plan: Plan, *, places: bool) -> list[tuple[str,
 
 
 def _within(one: Interval, shown: Callable[[float], str]) -> str:
-    """Return a figure and its interval; a unit that is that of all three is told once."""
+    """Return a figure and its interval, with a common unit only once."""
     value, low, high = (shown(end) for end in (one.value, one.low, one.high))
     unit = value.partition(" ")[2]
     ends = [end.removesuffix(f" {unit}") if unit else end for end in (low, high)]
@@ -198,7 +208,7 @@ def _number(value: float) -> str:
 
 
 def milliseconds(seconds: float) -> str:
-    """Return a time in milliseconds, with three digits or all before the point."""
+    """Return a time in milliseconds, with three digits or without decimals."""
     ms = seconds * 1e3
     return f"{ms:,.0f} ms" if ms >= 100 else f"{ms:.3g} ms"
 
@@ -206,7 +216,7 @@ def milliseconds(seconds: float) -> str:
 def _usd(usd: float) -> str:
     if usd == float("inf"):
         return "any"
-    return f"{usd:,.2f}" if usd >= 1 else f"{usd:.2g}"
+    return f"{usd:,.0f}" if usd >= 100 else f"{usd:.3g}"
 
 
 def _hours(seconds: float) -> str:
@@ -216,9 +226,9 @@ def _hours(seconds: float) -> str:
 def search_table(
     foreseen: Sequence[OnlineForecast], chosen: Configuration | None, after: Probe | None = None
 ) -> Table:
-    """Return the configurations as they looked when the choice was made, the best first.
+    """Return the forecasts at the time of the choice, the best first; a star marks the choice.
 
-    The chosen one has a star; ``after`` is what it was measured to take where training stayed.
+    ``after`` is the measured time of the chosen configuration, if training stayed there.
     """
     rows = tuple(_search_row(one, chosen, after) for one in foreseen)
     return Table(

@@ -1,4 +1,4 @@
-"""What all plots by matplotlib share: the same bytes for the same figure, and how it is written."""
+"""Shared by all matplotlib plots: reproducible SVG, and writing to a file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def repeatable() -> Iterator[None]:
-    """Let matplotlib give the same SVG for the same figure, byte for byte."""
+    """Make matplotlib write byte-identical SVG for the same figure."""
     from matplotlib import rc_context
 
     with rc_context({"svg.hashsalt": "evenstride"}):
@@ -23,7 +23,7 @@ def repeatable() -> Iterator[None]:
 
 
 def save(figure: Figure, path: Path, dpi: int) -> None:
-    """Write a figure, and make its folder."""
+    """Write a figure and create its folder."""
     metadata = {"Date": None} if path.suffix.lower() == ".svg" else {}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -33,5 +33,5 @@ def save(figure: Figure, path: Path, dpi: int) -> None:
 
 
 def literal(text: str) -> str:
-    """Return a text that matplotlib shows as it is: a pair of dollars would begin a formula."""
+    """Return a text with escaped dollar signs, which would start a formula in matplotlib."""
     return text.replace("$", r"\$")

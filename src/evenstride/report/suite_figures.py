@@ -31,39 +31,39 @@ SUFFIXES = (".png", ".svg")
 MOST_PANELS = 24
 _WIDTH, _HEIGHT = 11.0, 2.4  # inches, of a row
 _SPREAD = 5.0
-"""Step times further apart than this are drawn on a logarithmic scale."""
+"""Largest ratio of step times on a linear scale; larger ones use a logarithmic scale."""
 _MOST_EVENTS = 60
-"""More would be a grey surface, and are left out."""
+"""Largest number of events that are drawn; more would fill the area."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Panel:
     """One run to draw."""
 
-    title: str  # stands above it
-    # Lines of step times in seconds by their name; the first is the run's own
+    title: str
+    # Step times in seconds by the name of the line; the first line is the run's own
     steps_s: dict[str, FloatArray]
     shares: list[ShareBand]  # samples of workers over the steps
-    # Step times of the run with noise, where the others are without
+    # Step times of the run with noise, if the others are without
     noisy_s: FloatArray | None = None
-    scenario: str = ""  # panels of the same one share their axes and have the same workers
-    # Steps at which something changes, by what changes
+    scenario: str = ""  # panels of one scenario share their axes and workers
+    # Steps of events, by kind of event
     events: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
     @property
     def wide(self) -> bool:
-        """Whether its step times are too far apart for a linear scale."""
+        """Whether the step times need a logarithmic scale."""
         values = np.concatenate(list(self.steps_s.values()))
         return bool(np.nanmax(values) > _SPREAD * np.nanmin(values))
 
     @classmethod
     def of(cls, title: str, track: SimulatedSteps, stage: ScoredScenario) -> Panel:
         """Return the panel of a simulated run."""
-        sticks = stage.yardsticks
+        best = stage.references
         steps_s = {
             "this policy": track.mean_s,
-            "best split": sticks.oracle_mean_s,
-            "equal batches": sticks.equal_mean_s,
+            "best split": best.oracle_mean_s,
+            "equal split": best.equal_mean_s,
         }
         noisy_s = None if np.allclose(track.real_s, track.mean_s, atol=0.0) else track.real_s
         moves, changes = stage.timeline.moves, stage.timeline.changes
@@ -76,19 +76,19 @@ class Panel:
 
 
 def check_plotting(path: Path | None = None) -> None:
-    """Raise `ConfigError` unless matplotlib is there, and the file's ending is one we know."""
+    """Raise `ConfigError` unless matplotlib is installed and the file name has a valid suffix."""
     if path is not None and path.suffix.lower() not in SUFFIXES:
         raise ConfigError(
-            f"a plot cannot be written to {path}; its name has to end in {' or '.join(SUFFIXES)}"
+            f"cannot write a plot to {path}: expected a name that ends in {' or '.join(SUFFIXES)}"
         )
     if find_spec("matplotlib") is None:
         raise ConfigError(
-            "plots need matplotlib, which is not installed: pip install 'evenstride[report]'"
+            "plots need matplotlib, which is not installed; run pip install 'evenstride[report]'"
         )
 
 
 def check_writable(path: Path) -> None:
-    """Raise `ConfigError` unless a file can be written there; its folder is made."""
+    """Raise `ConfigError` unless the file can be written; create its folder."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         new = not path.exists()
@@ -101,7 +101,7 @@ def check_writable(path: Path) -> None:
 
 
 def draw(panels: Sequence[Panel], title: str, path: Path) -> None:
-    """Write a figure with a row for each panel: its step times, and its shares."""
+    """Write a figure with one row for each panel: its step times and its shares."""
     from matplotlib.figure import Figure
 
     with repeatable():
@@ -140,7 +140,7 @@ def _draw_scenario(rows: Sequence[tuple[Panel, Sequence[Axes]]], *, legend: bool
 def _draw_legends(
     figure: Figure, rows: Sequence[tuple[Panel, Sequence[Axes]]], *, workers: bool
 ) -> None:
-    """Name the lines below all panels; the workers only if they are the same in all of them."""
+    """Draw the legends below all panels; that of workers only if all panels have the same."""
     left, right = zip(*(axes for _, axes in rows), strict=True)
     figure.legend(*_named(left), fontsize="small", loc="outside lower left", ncols=4)
     if workers:
@@ -148,7 +148,7 @@ def _draw_legends(
 
 
 def _named(column: Sequence[Axes]) -> tuple[list[Artist], list[str]]:
-    """Return the lines of some axes and their names, each name once."""
+    """Return the lines of some axes with distinct names."""
     found: dict[str, Artist] = {}
     for axes in column:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
@@ -197,15 +197,15 @@ class ShareBand:
     """The shares of a worker, or of several of one kind, over the steps."""
 
     name: str
-    mean: FloatArray  # over those who are there, not a number while nobody is
+    mean: FloatArray  # over the workers of a step; NaN in a step without any
     least: FloatArray
     most: FloatArray
 
 
 def bands(track: SimulatedSteps, scenario: Scenario) -> list[ShareBand]:
-    """Return a line for each worker, or for each kind if there are more than a dozen.
+    """Return a line for each worker, or for each kind if there are more than 12 workers.
 
-    Of more kinds than that, the first dozen.
+    Only the first 12 kinds have a line.
     """
     alone = scenario.size <= MOST_LINES
     counts = [1] * scenario.size if alone else [group.count for group in scenario.workers]
@@ -219,26 +219,26 @@ def bands(track: SimulatedSteps, scenario: Scenario) -> list[ShareBand]:
 
 
 def _names(names: list[str], counts: list[int]) -> list[str]:
-    """Return the names of some lines, given that of every worker and how many are in each line.
+    """Return the names of lines, given the name of each worker and the workers of each line.
 
-    Workers of one name are numbered as in their cluster, where several lines share the name.
+    Lines that share a name get the numbers of their workers within the cluster.
     """
-    told, known, first = [], dict[str, int](), 0
+    found, known, first = [], dict[str, int](), 0
     lines = Counter(names[begin] for begin in accumulate(counts[:-1], initial=0))
     for count in counts:
         name = names[first]
         begin = known.get(name, 0)
         first, known[name] = first + count, begin + count
         numbers = f"{begin}" if count == 1 else f"{begin}-{begin + count - 1}"
-        told.append(name if lines[name] == 1 else f"{name}/{numbers}")
-    return told
+        found.append(name if lines[name] == 1 else f"{name}/{numbers}")
+    return found
 
 
 def _band(name: str, splits: list[IntArray], at: IntArray) -> ShareBand:
-    """Return the band of one kind, given its part of every split and the split of every step."""
+    """Return the band of one kind, given its shares in every split and the split of every step."""
     figures = np.full((3, len(splits)), np.nan)
     for number, split in enumerate(splits):
-        there = split[split > 0]
-        if len(there):
-            figures[:, number] = there.mean(), there.min(), there.max()
+        present = split[split > 0]
+        if len(present):
+            figures[:, number] = present.mean(), present.min(), present.max()
     return ShareBand(name, *figures[:, at])

@@ -1,4 +1,4 @@
-"""What simulated runs came to: tables and sentences about policies, how surely, and about modes."""
+"""Results of simulated runs: tables and sentences on policies and synchronisation modes."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from evenstride.sim.engine.mode_runs import SyncRow
 from evenstride.sim.scoring.suite import ScoreRow
 
 ALIKE = 0.001
-"""Efficiencies that differ by a smaller part are not called different."""
+"""Relative difference below which efficiencies count as equal."""
 EQUAL = "uniform"
-"""The policy of equal batches, which needs no comparison with them."""
+"""The policy of the equal split."""
 OURS = "adaptive"
 BEHIND = 0.01
-"""Worse than another policy by more than this part is told."""
+"""Relative difference from which another policy's lead is reported."""
 RESAMPLES = 10_000
 _TWICE = 2.0
 
@@ -28,8 +28,7 @@ _TWICE = 2.0
 def mean_interval(values: FloatArray) -> tuple[float, float] | None:
     """Return the 95 % bootstrap interval of a mean; ``None`` for fewer than two values.
 
-    Given the differences of pairs, it is the interval of the paired difference. The same values
-    always give the same interval.
+    Differences of pairs give the interval of the paired difference. The result is reproducible.
 
     Source:
         The percentile bootstrap (Efron, Annals of Statistics 1979).
@@ -47,10 +46,9 @@ def mean_interval(values: FloatArray) -> tuple[float, float] | None:
 
 
 def quantile(values: Sequence[float | None], part: float) -> float:
-    """Return the value that at least a part of the values do not exceed.
+    """Return the smallest value that at least a fraction of the values do not exceed.
 
-    ``None`` stands for never, which is later than anything, so the result may be infinite. What
-    has no value at all must not be among the values.
+    ``None`` stands for never, which is later than any number, so the result may be infinite.
 
     >>> quantile([4, 1, None, 2], 0.5), quantile([4, 1, None, 2], 0.9)
     (2, inf)
@@ -64,8 +62,7 @@ class Group:
     """The rows of one policy in one setting, a row for each seed."""
 
     rows: tuple[ScoreRow, ...]  # in order of seed; at least one
-    # Seeds under which nothing changes after which it would count how soon a policy finds the split
-    # again; see `sim.scoring.suite.judged`
+    # Seeds without a change that counts; see `sim.scoring.suite.judged`
     unjudged: frozenset[int] = frozenset()
 
     @property
@@ -79,20 +76,20 @@ class Group:
         return self.rows[0].scenario, self.rows[0].lag
 
     def all(self, field: str) -> FloatArray:
-        """Return a figure for each seed, not a number where it is not known."""
+        """Return a figure for each seed; NaN where it is unknown."""
         return np.array([getattr(row, field) for row in self.rows], dtype=np.float64)
 
     def mean(self, field: str = "efficiency_mean") -> float:
-        """Return the mean of a figure over the seeds, not a number if it is not known."""
+        """Return the mean of a figure over the seeds; NaN if it is unknown."""
         return float(self.all(field).mean())
 
 
 def grouped(
     rows: Sequence[ScoreRow], unjudged: Collection[tuple[str, int, int]] = ()
 ) -> list[Group]:
-    """Return rows by scenario, lag and policy, in the order in which they first come.
+    """Return rows by scenario, lag and policy, in order of first appearance.
 
-    ``unjudged`` has the scenario, lag and seed of those in which no change counts.
+    ``unjudged`` has the scenario, lag and seed of runs without a change that counts.
     """
     found: dict[tuple[str, int, str], list[ScoreRow]] = {}
     for row in rows:
@@ -112,7 +109,7 @@ def by_setting(groups: Sequence[Group]) -> list[list[Group]]:
 
 
 def simulation_table(groups: Sequence[Group]) -> Table:
-    """Return a line for each group."""
+    """Return one line for each group."""
     headings = (
         "scenario",
         "policy",
@@ -155,7 +152,7 @@ def _line(group: Group) -> tuple[str, ...]:
 
 
 def part(value: float) -> str:
-    """Return an efficiency as people read it."""
+    """Return an efficiency as text."""
     return NOTHING if np.isnan(value) else f"{value:.3f}"
 
 
@@ -165,13 +162,13 @@ def _steps(values: Sequence[int | None]) -> str:
 
 
 def means_line(groups: Sequence[Group]) -> str:
-    """Say what the figures of the table are."""
+    """Return a sentence on the figures of the table."""
     of = "Figures of" if seeds_of(groups) == "one seed" else "Means over"
-    return f"{of} {seeds_of(groups)}; decision: the median time that it takes to work one out."
+    return f"{of} {seeds_of(groups)}; decision: median time to compute one."
 
 
 def seeds_of(groups: Sequence[Group]) -> str:
-    """Return over how many seeds figures are, which differ where it was interrupted."""
+    """Return the number of seeds, which differs between groups after an interruption."""
     counts = sorted({len(group.rows) for group in groups})
     if counts == [1]:
         return "one seed"
@@ -179,8 +176,8 @@ def seeds_of(groups: Sequence[Group]) -> str:
 
 
 def times_sentence(best_s: Sequence[float], equal_s: Sequence[float]) -> str:
-    """Say how long mean steps of each setting take: a wrong unit in a scenario is noticed."""
-    return f"A step takes {_span(best_s)} with the best split, {_span(equal_s)} with equal batches."
+    """Return the range of mean step times, which shows a wrong unit in a scenario."""
+    return f"A step takes {_span(best_s)} with the best split, {_span(equal_s)} with the equal one."
 
 
 def _span(values_s: Sequence[float]) -> str:
@@ -188,7 +185,7 @@ def _span(values_s: Sequence[float]) -> str:
 
 
 def longer(ratio: float) -> str:
-    """Return how two times compare, as people say it; what they are compared with follows.
+    """Return the comparison of two times. The second one follows in the sentence.
 
     >>> longer(1.071), longer(7.5), longer(1.0)
     ('7.1% longer than', '7.5 times as long as', 'as long as')
@@ -201,13 +198,13 @@ def longer(ratio: float) -> str:
 
 
 def leaders(groups: Sequence[Group]) -> list[Group]:
-    """Return those of one setting that are the best, or do not differ from it."""
+    """Return the best groups of one setting, which do not differ from each other."""
     most = max(group.mean() for group in groups)
     return [group for group in groups if group.mean() >= most * (1 - ALIKE)]
 
 
 def simulation_sentence(groups: Sequence[Group]) -> str:
-    """Say in a sentence or two what the table says."""
+    """Return the table's main result in one or two sentences."""
     settings = by_setting(groups)
     if len(groups) == 1:
         return _about_one(groups[0])
@@ -215,42 +212,41 @@ def simulation_sentence(groups: Sequence[Group]) -> str:
         return _about_setting(groups)
     if len({group.policy for group in groups}) == 1:
         worst = min(groups, key=Group.mean)
-        return f"The lowest noise-free efficiency is this: {_about_one(worst)}"
+        return f"Lowest noise-free efficiency: {_about_one(worst)}"
     return _about_many([leaders(some) for some in settings])
 
 
 def _about_one(group: Group) -> str:
-    return f"{_setting(group)}, {group.policy} is at {group.mean():.3f}: {_how_long(group)}"
+    return f"{_setting(group)}, {group.policy} has {group.mean():.3f}: {_how_long(group)}"
 
 
 def _about_setting(groups: Sequence[Group]) -> str:
     best, where = leaders(groups), _setting(groups[0])
     if len(best) == 1:
         return f"{where}, {best[0].policy} is the best: {_how_long(best[0])}"
-    told = _how_long(max(best, key=Group.mean), "their")
+    times = _how_long(max(best, key=Group.mean), "their")
     if len(best) == len(groups):
-        return f"{where}, there is no difference between the policies (under {ALIKE:.1%}): {told}"
+        return f"{where}, the policies do not differ (under {ALIKE:.1%}): {times}"
     *most, last = [group.policy for group in best]
     named = f"{', '.join(most)} and {last}"
-    return f"{where}, {named} are the best, with no difference (under {ALIKE:.1%}): {told}"
+    return f"{where}, {named} are the best and do not differ (under {ALIKE:.1%}): {times}"
 
 
 def _about_many(best: Sequence[Sequence[Group]]) -> str:
     names = [some[0].policy for some in best if len(some) == 1]
     level = len(best) - len(names)
     if not names:
-        return f"In none of {len(best)} settings is one policy ahead (by {ALIKE:.1%} or more)."
+        return f"No policy is ahead (by {ALIKE:.1%} or more) in any of {len(best)} settings."
     counts = sorted({name: names.count(name) for name in names}.items(), key=lambda item: -item[1])
     ahead = ", ".join(f"{name} in {count}" for name, count in counts)
-    more = f"; in {level} there is no difference between the best (under {ALIKE:.1%})"
-    return f"Of {len(best)} settings, the best policy is {ahead}{more if level else ''}."
+    more = f"; in {level} the best ones do not differ (under {ALIKE:.1%})"
+    return f"The best policy in {len(best)} settings: {ahead}{more if level else ''}."
 
 
 def _how_long(group: Group, whose: str = "its") -> str:
     best = "with the best split"
-    told = longer(1 / group.mean("informed"))
-    informed = f"With a controller that is told the truth they take {told} {best}"
-    equal = f", with equal batches {longer(group.mean('bound'))} {best}"
+    informed = f"The informed controller takes {longer(1 / group.mean('informed'))} {best}"
+    equal = f", the equal split {longer(group.mean('bound'))} {best}"
     return (
         f"{whose} steps take {longer(1 / group.mean())} {best} at every moment. "
         f"{informed}{'' if group.policy == EQUAL else equal}."
@@ -264,15 +260,15 @@ def _setting(group: Group) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Advantage:
-    """How far ours is ahead of the best of the others in one setting, paired by seed."""
+    """The lead of our policy over the best other one in one setting, paired by seed."""
 
     setting: tuple[str, int]  # scenario and lag
-    other: str  # the best of the others
-    ahead: float  # mean of the differences, as parts of the other's efficiency; below 0 if behind
-    interval: tuple[float, float] | None  # 95 % of that mean; ``None`` with a single seed
+    other: str  # the best other policy
+    ahead: float  # mean difference as a fraction of the other's efficiency; negative if behind
+    interval: tuple[float, float] | None  # 95 % interval of that mean; ``None`` for one seed
 
     def text(self) -> str:
-        """Return the lead as people read it."""
+        """Return the lead as text."""
         if self.interval is None:
             return f"{self.ahead:+.1%}"
         low, high = self.interval
@@ -280,7 +276,7 @@ class Advantage:
 
 
 def lead(groups: Sequence[Group]) -> Advantage | None:
-    """Return our lead among the policies of one setting; ``None`` if there is nobody to lead."""
+    """Return our lead in one setting; ``None`` without our policy or without others."""
     ours = next((group for group in groups if group.policy == OURS), None)
     others = [group for group in groups if group.policy != OURS]
     if ours is None or not others:
@@ -291,7 +287,7 @@ def lead(groups: Sequence[Group]) -> Advantage | None:
 
 
 def comparison_table(groups: Sequence[Group]) -> Table:
-    """Return a line for each setting and a column for each policy; the best is marked."""
+    """Return one line for each setting and one column for each policy; a star marks the best."""
     policies = list(dict.fromkeys(group.policy for group in groups))
     names = tuple(map(_heading, policies))
     last = (f"{OURS} against\nthe best other",) if OURS in policies and policies != [OURS] else ()
@@ -300,14 +296,14 @@ def comparison_table(groups: Sequence[Group]) -> Table:
         means = {group.policy: group.mean() for group in some}
         most, ours = max(means.values()), lead(some)
         cells = tuple(_cell(means.get(policy), most) for policy in policies)
-        told = (ours.text() if ours else NOTHING,) if last else ()
+        ahead = (ours.text() if ours else NOTHING,) if last else ()
         scenario, lag = some[0].setting
-        rows.append((scenario, str(lag), *cells, part(some[0].mean("informed")), *told))
+        rows.append((scenario, str(lag), *cells, part(some[0].mean("informed")), *ahead))
     return Table(("scenario", "lag", *names, "informed", *last), tuple(rows), keys=2)
 
 
 def _heading(policy: str) -> str:
-    """Return a policy's name on two lines if it has a place to break it."""
+    """Return a policy's name, on two lines if it contains a colon or hyphen."""
     for mark in (":", "-"):
         before, found, after = policy.rpartition(mark)
         if found:
@@ -322,7 +318,7 @@ def _cell(mean: float | None, most: float) -> str:
 
 
 def comparison_sentence(groups: Sequence[Group]) -> str:
-    """Say in one sentence how ours stands, or who is best if ours is alone or not there."""
+    """Return a sentence on our policy's lead, or on the best policy without ours or others."""
     leads = [found for some in by_setting(groups) if (found := lead(some)) is not None]
     if not leads:
         return simulation_sentence(groups)
@@ -331,26 +327,26 @@ def comparison_sentence(groups: Sequence[Group]) -> str:
     ahead = sum(found.ahead >= ALIKE for found in leads)
     level = sum(abs(found.ahead) < ALIKE for found in leads)
     where = f"in {ahead} of {len(leads)} settings"
-    even = f", level with the best of them (under {ALIKE:.1%}) in {level}" if level else ""
-    told = f"{OURS} is ahead of every other policy {where}{even}"
+    even = f", equal to the best other one (under {ALIKE:.1%}) in {level}" if level else ""
+    result = f"{OURS} is ahead of every other policy {where}{even}"
     behind = [found for found in leads if found.ahead < -BEHIND]
     if not behind:
-        return f"{told}, and nowhere behind the best of them by more than {BEHIND:.0%}."
+        return f"{result}, and never behind the best other one by more than {BEHIND:.0%}."
     named = ", ".join(f"{name} at lag {lag}" for name, lag in (b.setting for b in behind))
-    return f"{told}, and behind the best of them by more than {BEHIND:.0%} in {named}."
+    return f"{result}, and behind the best other one by more than {BEHIND:.0%} in {named}."
 
 
 def _about_lead(found: Advantage) -> str:
     if abs(found.ahead) < ALIKE:
         return (
-            f"{OURS} and the best of the others, {found.other}, do not differ (under {ALIKE:.1%})."
+            f"{OURS} and the best other policy, {found.other}, do not differ (under {ALIKE:.1%})."
         )
-    told = "ahead of" if found.ahead > 0 else "behind"
-    return f"{OURS} is {told} the best of the others, {found.other}, by {abs(found.ahead):.1%}."
+    where = "ahead of" if found.ahead > 0 else "behind"
+    return f"{OURS} is {where} the best other policy, {found.other}, by {abs(found.ahead):.1%}."
 
 
 def sync_table(rows: Sequence[SyncRow]) -> Table:
-    """Return a line for each scenario, mode, policy and lag: means over the seeds."""
+    """Return one line with means over the seeds for each scenario, mode, policy and lag."""
     groups: dict[tuple[str, str, str, int], list[ModeResult]] = {}
     for row in rows:
         key = row.scenario, row.outcome.sync, row.policy, row.lag
@@ -396,6 +392,6 @@ def _sync_line(
 
 
 def mean_edge(periods: Sequence[Sequence[float]], edge: Callable[[Sequence[float]], float]) -> str:
-    """Return the ``min`` or ``max`` of each run's periods in seconds, on average, for people."""
+    """Return the mean over the runs of the ``min`` or ``max`` of their periods, as text."""
     found = [edge(some) for some in periods if some]
     return duration(sum(found) / len(found)) if found else NOTHING

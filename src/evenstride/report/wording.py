@@ -1,7 +1,4 @@
-"""Times, names and tables as people read them.
-
-Nothing else is in them that a terminal or page might act on.
-"""
+"""Times, names and tables as text, without control characters."""
 
 from __future__ import annotations
 
@@ -18,15 +15,15 @@ if TYPE_CHECKING:
     from rich.table import Table as RichTable
 
 NOTHING = "–"
-"""Shown where there is no figure."""
+"""Stands for a missing figure."""
 MOST_NAME = 24
-"""Longer names are shortened where a table would not fit otherwise."""
+"""Longest name in a table that would not fit otherwise."""
 _GAP = 2  # characters between columns
 _HIDDEN = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
 
 
 def duration(seconds: float | None) -> str:
-    """Return a time with its unit, in three significant figures.
+    """Return a time with its unit and three significant digits.
 
     >>> [duration(s) for s in (0.1333, 2.5, 1234.5, 7200.0, None)]
     ['133 ms', '2.5 s', '1234 s', '2 h', '–']
@@ -37,21 +34,21 @@ def duration(seconds: float | None) -> str:
 def plain(text: object, most: int = 1000) -> str:
     """Return a text without control characters, cut to a length.
 
-    Names of hosts, files and metrics are others' texts: one could hold a terminal's escape
-    sequence, or characters that turn the direction of writing.
+    Names of hosts, files and metrics are untrusted. They may hold escape sequences of terminals,
+    or characters that reverse the writing direction.
 
     >>> plain("host" + chr(27) + "[31m/0" + chr(10))
     'host�[31m/0�'
     """
-    told = "".join("�" if unicodedata.category(c) in _HIDDEN else c for c in str(text))
-    return told if len(told) <= most else f"{told[: most - 1]}…"
+    found = "".join("�" if unicodedata.category(c) in _HIDDEN else c for c in str(text))
+    return found if len(found) <= most else f"{found[: most - 1]}…"
 
 
 def not_measured_text(reason: str) -> str:
-    """Return the sentences about a run whose steps could not be measured."""
+    """Return the sentences about a run whose steps were not measured."""
     return (
-        f"Not measured: {reason}. The shares stayed as they were set at the start, and evenstride "
-        "does not know who worked and who waited."
+        f"Not measured: {reason}. The shares stay as they were set at the start, and the waiting "
+        "times of the workers are unknown."
     )
 
 
@@ -59,13 +56,13 @@ def not_measured_text(reason: str) -> str:
 class Table:
     """Rows of cells under headings."""
 
-    headings: tuple[str, ...]  # one per column; a line break makes a heading of two lines
-    rows: tuple[tuple[str, ...], ...]  # cells, as many as there are headings
-    keys: int = 1  # columns at the left that name the row: text, and repeated in every part
+    headings: tuple[str, ...]  # one per column; may have two lines
+    rows: tuple[tuple[str, ...], ...]  # one cell per heading
+    keys: int = 1  # columns on the left that name the row; each part of the table repeats them
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """Characters that each column needs."""
+        """Width of each column in characters."""
         from rich.cells import cell_len
 
         heads = [max(map(cell_len, heading.split("\n"))) for heading in self.headings]
@@ -76,13 +73,13 @@ class Table:
 
     @property
     def width(self) -> int:
-        """Characters of its longest line, if all columns are filled."""
+        """Width of the table in characters."""
         return sum(self.widths) + _GAP * (len(self.headings) - 1)
 
     def shortened(self) -> Table:
         """Return the table with long names cut in the middle.
 
-        Names of a column that would then be the same stay as they are.
+        The names of a column stay unchanged if two of them would become equal.
         """
         names = [list(column) for column in zip(*self.rows, strict=True)][: self.keys]
         for column in names:
@@ -93,10 +90,9 @@ class Table:
         return replace(self, rows=tuple((*keys, *row[self.keys :]) for keys, row in rows))
 
     def parts(self, width: int | None) -> Iterator[Table]:
-        """Yield tables that are no wider than ``width`` and together have all columns.
+        """Yield tables of at most ``width`` characters that together have all columns.
 
-        Long names are shortened first. A table that cannot be made so narrow has one column
-        beside its keys.
+        Long names are shortened first. A part with one column besides its keys may be wider.
         """
         table = self if width is None or self.width <= width else self.shortened()
         widths, first = table.widths, self.keys
@@ -111,17 +107,17 @@ class Table:
             first = after
 
     def part(self, columns: Sequence[int]) -> Table:
-        """Return the table of some of its columns."""
+        """Return a table with some of the columns."""
         headings = tuple(self.headings[index] for index in columns)
         rows = tuple(tuple(row[index] for index in columns) for row in self.rows)
         return replace(self, headings=headings, rows=rows)
 
     def text(self, width: int | None = None) -> str:
-        """Return the table as lines, in parts if it is wider than ``width``."""
+        """Return the table as text, in parts if it is wider than ``width``."""
         return "\n\n".join("\n".join(part.lines()) for part in self.parts(width))
 
     def lines(self) -> list[str]:
-        """Return the lines of the table, headings first, without colours."""
+        """Return the lines of the table without colours, the headings first."""
         from rich.console import Console
 
         file = StringIO()
@@ -129,11 +125,11 @@ class Table:
         return [line.rstrip() for line in file.getvalue().splitlines()]
 
     def drawn(self) -> RichTable:
-        """Return the table as rich draws it: never narrower than its cells."""
+        """Return the table for rich, never narrower than its cells."""
         from rich.table import Table as RichTable
         from rich.text import Text
 
-        # Of a width of its own, as rich would cut cells to fit a narrow terminal.
+        # With a fixed width, because rich cuts cells to fit a narrow terminal.
         made = RichTable(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), width=self.width)
         for index, heading in enumerate(self.headings):
             side: Literal["left", "right"] = "left" if index < self.keys else "right"
@@ -145,7 +141,7 @@ class Table:
 
 
 def shorten(name: str, most: int = MOST_NAME) -> str:
-    """Return a name with its middle left out if it is longer than that.
+    """Return a name, without its middle if it is longer than ``most``.
 
     >>> shorten("eight-workers-of-four-kinds-and-noise")
     'eight-worker…s-and-noise'

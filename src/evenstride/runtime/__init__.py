@@ -1,5 +1,5 @@
-"""The torch side: measure, deliver, weigh, commit. `core` decides the shares.
+"""The torch side: timing, loading, loss scaling and commits. `core` decides the shares.
 
-Start with `stride`, the object that scripts talk to, and `rank_session`, which puts one rank's
-parts together. Imports `core` and `trace`.
+Start with `stride`, the object that scripts use, and `rank_session`, which assembles the parts of
+one rank. Imports `core` and `trace`.
 """

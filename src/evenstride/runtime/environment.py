@@ -1,6 +1,6 @@
-"""The door through which the settings of a `Stride` come in from environment variables.
+"""Reads the settings of a `Stride` from environment variables.
 
-An explicit argument always wins, except over ``EVENSTRIDE_CHECKPOINTS``.
+An explicit argument takes precedence, except over ``EVENSTRIDE_CHECKPOINTS``.
 """
 
 from __future__ import annotations
@@ -17,49 +17,48 @@ USUAL_SILENT_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """What the environment asks of a run."""
+    """The settings in the environment of a run."""
 
-    policy: str | None = None  # `EVENSTRIDE_POLICY`, a policy's specification
+    policy: str | None = None  # `EVENSTRIDE_POLICY`, specification of a policy
     # `EVENSTRIDE_MAX_STEPS`; after so many steps the pass over the training loader ends, and the
     # next pass ends the program.
     max_steps: int | None = None
-    # `EVENSTRIDE_TRACE`, a folder or a `.jsonl` file the leader writes to.
+    # `EVENSTRIDE_TRACE`, a folder or a `.jsonl` file that the leader writes.
     trace: Path | None = None
-    # `_EVENSTRIDE_PROGRESS`, a file that always holds the leader's step count.
+    # `_EVENSTRIDE_PROGRESS`, a file that always contains the leader's step count.
     progress: Path | None = None
-    # `EVENSTRIDE_CALIBRATE`, as `lab` sets it to measure a script's true curve.
+    # `EVENSTRIDE_CALIBRATE`, set by `lab` to measure a script's step time as a function of share.
     calibrate: str | None = None
-    world_size: int = 1  # `WORLD_SIZE` as launchers set it; 1 without
-    # `EVENSTRIDE_NOTICES`, where to look for notices that this machine will go.
+    world_size: int = 1  # `WORLD_SIZE`, set by launchers; 1 if unset
+    # `EVENSTRIDE_NOTICES`, where to look for preemption notices for this machine.
     notices: str | None = None
-    # `EVENSTRIDE_SILENT_S`, or 30 s: a rank whose heart stops for so long while a step waits for it
-    # is lost. `None` where no elastic launcher starts ranks again.
+    # `EVENSTRIDE_SILENT_S`, or 30 s. A rank that sends no heartbeat for so long, while a step waits
+    # for it, is lost. `None` if no elastic launcher restarts ranks.
     silent_s: float | None = None
-    sync: str | None = None  # `EVENSTRIDE_SYNC`, a mode of synchronisation
-    # `EVENSTRIDE_NOISE`; the noise of every so-many-th step's gradient is measured, of none if it
-    # is 0.
+    sync: str | None = None  # `EVENSTRIDE_SYNC`, a synchronisation mode
+    # `EVENSTRIDE_NOISE`, steps between two measurements of the gradient noise; 0 for none.
     noise_every: int | None = None
-    # `EVENSTRIDE_GLOBAL_BATCH`, for a `Stride` that leaves its batch open; 0 for `low`, the lower
-    # bound.
+    # `EVENSTRIDE_GLOBAL_BATCH`, for a `Stride` with an open global batch; 0 stands for `low`, the
+    # lower bound.
     global_batch: int | None = None
-    # `_EVENSTRIDE_HAND_OVER`, a folder over which this run takes over from another one, or hands
-    # over to one; as `evenstride plan --online` sets it.
+    # `_EVENSTRIDE_HAND_OVER`, a folder through which this run takes over from another run, or hands
+    # over to one; set by `evenstride plan --online`.
     hand_over: Path | None = None
-    sinks: str = ""  # `EVENSTRIDE_SINKS`, where to tell what is known, with commas between
-    # `EVENSTRIDE_ALERT_BELOW`, the part of its best speed below which a worker is named.
+    sinks: str = ""  # `EVENSTRIDE_SINKS`, where to write metrics, separated by commas
+    # `EVENSTRIDE_ALERT_BELOW`, fraction of its best speed below which the log names a worker.
     alert_below: float | None = None
     # `EVENSTRIDE_CHECKPOINTS`, a folder that replaces that of every `Checkpointer`, whose own
-    # folder is then not read or changed; as `lab`, `profile` and `plan --online` set it.
+    # folder is then neither read nor changed; set by `lab`, `profile` and `plan --online`.
     checkpoints: Path | None = None
-    # `EVENSTRIDE_RESTORE`; with 1, a run whose checkpoints go to `checkpoints` starts from the
-    # newest one in the script's own folder, which is only read.
+    # `EVENSTRIDE_RESTORE`; if 1, a run whose checkpoints go to `checkpoints` starts from the newest
+    # one in the script's own folder, which is only read.
     restore: bool = False
-    # `CUDA_DEVICE_MAX_CONNECTIONS`, the hardware queues of a CUDA device.
+    # `CUDA_DEVICE_MAX_CONNECTIONS`, number of hardware queues of a CUDA device.
     connections: int | None = None
 
 
 def read_environment(variables: Mapping[str, str]) -> Environment:
-    """Return the settings found in ``variables``, checked; empty ones count as absent."""
+    """Return the checked settings in ``variables``; an empty variable counts as unset."""
     max_steps = _count(variables, "EVENSTRIDE_MAX_STEPS", least=0)
     world_size = _count(variables, "WORLD_SIZE", least=1)
     trace, progress = variables.get("EVENSTRIDE_TRACE"), variables.get("_EVENSTRIDE_PROGRESS")
@@ -87,7 +86,7 @@ def read_environment(variables: Mapping[str, str]) -> Environment:
 
 def _connections(variables: Mapping[str, str]) -> int | None:
     text = variables.get("CUDA_DEVICE_MAX_CONNECTIONS", "").strip()
-    return int(text) if re.fullmatch(r"[0-9]+", text) else None  # CUDA's own, so not ours to refuse
+    return int(text) if re.fullmatch(r"[0-9]+", text) else None  # CUDA checks it, not evenstride
 
 
 def _silent_s(variables: Mapping[str, str]) -> float | None:
@@ -153,6 +152,6 @@ def _part(variables: Mapping[str, str], name: str) -> float | None:
         part = -1.0
     if not 0 <= part < 1:
         raise ConfigError(
-            f"{name} is {text!r}; it must be a number from 0 (never) up to, not including, 1"
+            f"{name} is {text!r}; it must be a number of at least 0 (never) and less than 1"
         )
     return part

@@ -1,4 +1,4 @@
-"""One rank's running parts, put together: what `Stride` is made of."""
+"""The parts of one rank, assembled: the implementation of `Stride`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from evenstride.runtime.team import Team
 
 
 class RankSession:
-    """The parts of one rank, each made of those before it."""
+    """The parts of one rank, each built from those before it."""
 
     def __init__(
         self, team: Team, lead: Lead | None, settings: Settings, environment: Environment
@@ -37,11 +37,11 @@ class RankSession:
         self.leader = leader = None if lead is None else lead.leader
         self._closed = False
         self.state = state = RankState(team, settings, self._ask)
-        # Takes the place of the engine's averaging; `None` where the engine does it.
+        # Replaces the engine's averaging; `None` if the engine averages.
         self.sync = sync = synchroniser(
             settings.mode, team, state.gate, state.clock, state.progress, settings.max_steps
         )
-        # The same, in modes in which workers do not keep step; else `None`.
+        # The same object in modes without a common step; else `None`.
         self.free = free_of(sync)
         self.ties = ties = RankTies(state, team, leader, self.free, environment, self._ask)
         by_engine = sync is None and settings.engine != "none"
@@ -65,7 +65,7 @@ class RankSession:
         self.watcher = self._new_watcher()
         self.norms = NormSync(step, ties.calls, settings.mode)
         self.reports = self._new_reports()
-        # Workers that do not keep step have no first steps in common to find a split in.
+        # Without a common step, there are no first steps in which to search for a split.
         if team.opening and not settings.mode.lockstep:
             ties.opening.skip()
 
@@ -102,25 +102,24 @@ class RankSession:
         self.ties.link.plane.ask()
 
     def _own_s(self) -> float:
-        """Return the processor time that our own code has taken, in seconds."""
         loader = self.loaders.latest
         own_s = self.step.own_s + self.ties.link.cpu_s
         return own_s if loader is None else own_s + loader.own_s
 
     def close(self, *, at_exit: bool) -> None:
-        """Part from the others and close the trace. May be called again."""
+        """Disconnect from the other ranks and close the trace. May be called again."""
         if self._closed:
             return
         self._closed = True
         self.ties.lifecycle.notified.close()
-        # A device that waits for a lost rank would never come to the mark.
+        # A device that waits for a lost rank would never reach the mark.
         if not at_exit and not self.state.gate.failed and sys.exc_info()[1] is None:
             self.state.clock.timer.settle()
         if self.state.noise is not None:
             self.state.noise.close()
         if self.sync is not None:
             self.sync.close(in_order=self.ties.in_order(at_exit=at_exit))
-        # See Channel.close: nothing of torch.distributed may be left in our reference cycles.
+        # See Channel.close: our reference cycles must not keep torch.distributed objects alive.
         self.ties.close(at_exit=at_exit)
         self.team = replace(self.team, group=None, channel=None)
         self.watcher.close()

@@ -1,4 +1,4 @@
-"""The start of a run: what a `Stride` was asked, what its process is in, and the team it forms."""
+"""The start of a run: the settings of a `Stride`, its environment, and the team it forms."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ def settle(
     bounds: tuple[int, int] | None,
     **asked: Unpack[StrideArguments],
 ) -> tuple[Settings, Environment, dist.ProcessGroup | None]:
-    """Return what a `Stride` was asked and what its process is in: environment and group.
+    """Return the settings of a `Stride`, its environment and its process group.
 
-    What one rank refuses of environment, batch and sinks is raised on all ranks.
+    An error of one rank in environment, batch or sinks is raised on all ranks.
     """
     try:
         environment = keep_apart(read_environment(os.environ))
         guard_saves(environment.checkpoints)
         sync = asked["sync"] or environment.sync or "bsp"
         batch = batch_of(global_batch, bounds, environment.global_batch, averages=averages(sync))
-        if environment.calibrate is not None:  # which tries sizes of its own
+        if environment.calibrate is not None:  # a calibration tries batch sizes of its own
             batch = replace(batch, chosen=False)
         sinks = asked["sinks"]
         asked["sinks"] = sinks_of(environment.sinks if sinks is None else sinks)
@@ -56,7 +56,7 @@ def settle(
 
 
 def refuse_everywhere(error: ConfigError, group: dist.ProcessGroup | None) -> None:
-    """Raise an error of this rank on all ranks, so that none waits for it to make its `Stride`."""
+    """Raise an error of this rank on all ranks, so that none waits for it in ``Stride()``."""
 
     def show() -> Plain:
         raise error
@@ -77,32 +77,32 @@ def form_team(
     """Return the team, and on rank 0 its leader; collective over ``group``.
 
     Args:
-        settings: of this rank.
+        settings: those of this rank.
         group: the ranks that train together; ``None`` with one process.
-        shard_group: those of them that hold this rank's replica; ``None`` for this rank alone.
+        shard_group: the ranks of this rank's shard group; ``None`` for this rank alone.
 
     Raises:
-        ConfigError: some rank's settings are impossible, or differ between ranks; on all alike.
-        WorkerLost: some rank did not come within the group's timeout.
+        ConfigError: settings of some rank are invalid or differ between ranks; raised on all ranks.
+        WorkerLost: some rank did not create its `Stride` within the group's timeout.
     """
     leads: list[Lead] = []
 
     def judge(shown: list[Plain]) -> Plain:
         compare(shown, group)
-        lead, told = make_leader(settings, shown)
+        lead, formed = make_leader(settings, shown)
         open_records(lead.leader, settings, len(shown))
         for sentence in settings.mode.forgoes if group is not None else ():
             logger.warning("sync=%s: %s", settings.mode, sentence)
         leads.append(lead)
-        return told
+        return formed
 
     if group is None:
-        told = judge([show_settings(settings, 0, None, shard_group)])
-        return team_of(told, 0, None, None), leads[0]
+        formed = judge([show_settings(settings, 0, None, shard_group)])
+        return team_of(formed, 0, None, None), leads[0]
     channel = open_channel(group)
 
     def show() -> Plain:
         return show_settings(settings, channel.rank, group, shard_group)
 
-    told = agree(channel, "Stride()", show, judge)
-    return team_of(told, channel.rank, group, channel), leads[0] if leads else None
+    formed = agree(channel, "Stride()", show, judge)
+    return team_of(formed, channel.rank, group, channel), leads[0] if leads else None

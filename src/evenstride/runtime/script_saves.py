@@ -1,13 +1,14 @@
-"""Keep a trial's script from changing checkpoints that it saves itself, by `torch.save` say.
+"""Protects the checkpoints that a script saves by itself (by `torch.save`, say) in a trial.
 
-A `Checkpointer` can be sent to another folder; a script's own saves cannot, since what loads them
-would not know. So a trial refuses to overwrite, move or delete a checkpoint file that was there
-before the command began, and notes which ones the script writes, for the command to tell.
+A `Checkpointer` can be redirected to another folder. A script's own saves cannot, because the code
+that loads them would not know. So a trial refuses to overwrite, move or delete a checkpoint file
+that is older than the command. It also notes which files the script writes, for the command's
+report.
 
-Python reports every file that it opens, moves and deletes to audit hooks; this covers
+Python reports every file that it opens, moves or deletes to audit hooks. This covers
 `torch.distributed.checkpoint`, Lightning and the Trainer's rotation of checkpoints. `torch.save`
-and safetensors open their files in native code, so these two are wrapped. Saves of other
-libraries' native code, and of other programs that the script starts, are not seen.
+and safetensors open their files in native code, so both are wrapped. Saves by native code of other
+libraries, and by other programs that the script starts, are not noticed.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ from evenstride.runtime.trial import BEGUN, NOTES, note, notes_in
 _SUFFIXES = (".bin", ".ckpt", ".distcp", ".pt", ".pth", ".safetensors")
 _CACHES = (f"{os.sep}.cache{os.sep}", "torchinductor")
 _WRITES = os.O_WRONLY | os.O_RDWR
-_NO_FOLDER = -1  # for a path that is relative to no open folder
+_NO_FOLDER = -1  # for a path that is not relative to an open folder
 
 
 class _Guard:
-    """What files a script may change and read in one trial, which has this folder."""
+    """Which files a script may change and read in one trial, which owns ``folder``."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -55,20 +56,20 @@ class _Guard:
         self._refuse_if_older(path, "removes")
 
     def read(self, path: str) -> None:
-        """Refuse to load what another run of the same command has saved."""
+        """Refuse to load a file that another run of the same command has saved."""
         modified_ns = _modified_ns(path)
         if modified_ns is None or modified_ns <= self._begun_ns or path in self._written:
             return
-        if any(told.get("saved") == path for told in notes_in(self.folder / NOTES)):
+        if any(one.get("saved") == path for one in notes_in(self.folder / NOTES)):
             return
         raise ConfigError(
             f"the script loads {path}, which another run of this command has saved, so the runs "
-            "would not start alike. Give the script an argument that leaves this out. If the "
-            "file is data rather than a model, run the command again"
+            "would not start from the same state. Give the script an argument that turns this off. "
+            "If the file is data rather than a model, run the command again"
         )
 
     def concerns(self, path: str) -> bool:
-        """Return whether a path is one of a checkpoint file that is not the command's own."""
+        """Return whether a path is that of a checkpoint file outside the command's own folder."""
         return (
             path.endswith(_SUFFIXES)
             and not path.startswith(self._own)
@@ -79,9 +80,9 @@ class _Guard:
         modified_ns = _modified_ns(path)
         if modified_ns is not None and modified_ns <= self._begun_ns:
             raise ConfigError(
-                f"the script {does} {path}, which was there before this command began. A command "
-                "that only tries a script out leaves such files as they are. Let the script save "
-                "elsewhere, or move that file"
+                f"the script {does} {path}, which is older than this command. A command that only "
+                "tries a script out must not change such files. Let the script save elsewhere, or "
+                "move that file"
             )
 
 
@@ -91,7 +92,7 @@ _active: _Guard | None = None
 def guard_saves(folder: Path | None) -> None:
     """Guard checkpoint files in this process from now on, for a trial; ``None`` ends it.
 
-    That takes under 1 us for each file that Python opens; nothing in processes without a trial.
+    Costs under 1 us for each file that Python opens, and nothing in processes without a trial.
     """
     global _active
     if folder is None or _active is None or _active.folder != folder:
@@ -105,12 +106,12 @@ def _install() -> None:
     sys.addaudithook(_audit)
     _wrap("torch", "save", 1, "f")
     if importlib.util.find_spec("safetensors") is not None:
-        # The function that all of its functions for files call, by whatever name scripts know them.
+        # All functions of safetensors that write files call it, under any name a script knows.
         _wrap("safetensors.torch", "serialize_file", 1, "filename")
 
 
 def _wrap(module: str, name: str, position: int, keyword: str) -> None:
-    """Let a function that saves to a path ask the guard before."""
+    """Make a function that saves to a path ask the guard first."""
     holder = importlib.import_module(module)
     save: Callable[..., Any] = getattr(holder, name)
 
@@ -169,7 +170,7 @@ def _files(folder: str) -> Iterator[str]:
 
 
 def _path(target: Any, folder: int = _NO_FOLDER) -> str:
-    """Return an absolute path; empty for what is none, or is relative to another folder."""
+    """Return an absolute path; empty for other objects, and relative to another open folder."""
     if folder != _NO_FOLDER or not isinstance(target, str | bytes | os.PathLike):
         return ""
     return os.path.abspath(os.fsdecode(target))  # noqa: PTH100

@@ -1,6 +1,6 @@
-"""What the user asked of a `Stride`, with the environment's wishes filled in.
+"""The settings of a `Stride`: its arguments, completed from the environment.
 
-Includes ``Stride(global_batch="auto", bounds=(64, 1024))``, which leaves the global batch open.
+``Stride(global_batch="auto", bounds=(64, 1024))`` leaves the global batch open.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ AUTO = "auto"
 
 
 USUAL_EVERY = 10
-"""Steps from one whose gradient's noise is measured to the next, where the batch follows it."""
+"""Steps between two measurements of the gradient noise, if the global batch is chosen from it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
     """The global batch of a process."""
 
-    samples: int  # of a step; of one that is chosen while it trains, those of the first epoch
-    # Between which the run may have had another one before; `None` where it may not.
+    samples: int  # per step; in the first epoch, if the global batch is chosen during the run
+    # The global batches that a restored run may have had before; `None` if it must be the same.
     bounds: tuple[int, int] | None = None
-    chosen: bool = False  # whether it is chosen anew where an epoch ends
+    chosen: bool = False  # whether a new one is chosen at the end of each epoch
 
 
 def batch_of(
@@ -43,23 +43,23 @@ def batch_of(
     *,
     averages: bool = True,
 ) -> Batch:
-    """Return the batch that a `Stride` trains with.
+    """Return the global batch that a `Stride` trains with.
 
-    An open one is what ``EVENSTRIDE_GLOBAL_BATCH`` says, if that is set: somebody else chooses it,
-    from start to start. Else it begins with the lower bound and is chosen at the end of each epoch.
-    Where the gradients of a step are not averaged, their noise cannot be told, and it stays the
-    lower bound; a state of another one is refused then.
+    For ``auto``, ``EVENSTRIDE_GLOBAL_BATCH`` fixes the batch from one start to the next, if it is
+    set. Otherwise the batch begins with the lower bound and is chosen at the end of each epoch. In
+    a mode that does not average gradients the noise cannot be measured. The batch then stays the
+    lower bound, and a state with another batch is refused.
 
     Args:
         asked: samples, or ``auto``.
-        bounds: smallest and largest, with ``auto``.
-        environment: ``EVENSTRIDE_GLOBAL_BATCH``; ``None`` without it, 0 for the lower bound.
-        averages: whether the mode of synchronisation averages the gradients of each step.
+        bounds: smallest and largest global batch, with ``auto``.
+        environment: ``EVENSTRIDE_GLOBAL_BATCH``; ``None`` if unset, 0 for the lower bound.
+        averages: whether the synchronisation mode averages the gradients of each step.
     """
     if not isinstance(asked, str) or asked != AUTO:
         if bounds is not None:
             raise ConfigError(
-                f"bounds={bounds!r} are those of a global batch that is left open; give them with "
+                f"bounds={bounds!r} apply to an open global batch only; give them with "
                 f'global_batch="auto", or leave them out and keep global_batch={asked!r}'
             )
         return Batch(whole(asked))
@@ -78,8 +78,8 @@ def batch_of(
 def _checked(bounds: tuple[int, int] | None) -> tuple[int, int]:
     if not isinstance(bounds, tuple | list) or len(bounds) != 2:
         raise ConfigError(
-            f'global_batch="auto" needs bounds, and they are {bounds!r}; give the smallest and the '
-            "largest batch that may be chosen, such as bounds=(64, 1024)"
+            f'global_batch="auto" needs bounds, but bounds is {bounds!r}; give the smallest and '
+            "the largest global batch that may be chosen, such as bounds=(64, 1024)"
         )
     low, high = map(whole, bounds)
     check_whole("the lower of bounds", low, least=1)
@@ -89,42 +89,42 @@ def _checked(bounds: tuple[int, int] | None) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What the user asked of a `Stride`, the environment's wishes filled in."""
+    """The settings of a `Stride`: its arguments, completed from the environment."""
 
     global_batch: int  # samples per step, over all workers
-    seed: int  # of the order of the samples and of their randomness
-    policy: str  # specification of the policy
-    min_share: int  # fewest samples of this rank in a full step
-    max_share: int | None  # most samples of this rank in a step; `None` for no limit
-    quantum: int  # this rank's shares are multiples of it
-    memory_fraction: float | None  # part of its memory that a share may fill; `None` for no limit
-    trace: Path | None  # where the leader writes the trace; `None` for nowhere
-    # Steps after which the pass over the loader ends, and the next ends the program.
+    seed: int  # for the sample order and the randomness of the samples
+    policy: str
+    min_share: int  # smallest share of this rank in a full step
+    max_share: int | None  # largest share of this rank; `None` for no limit
+    quantum: int
+    memory_fraction: float | None  # of the memory, that a share may fill; `None` for no limit
+    trace: Path | None  # where the leader writes the trace; `None` for no trace
+    # Steps after which the pass over the loader ends; the next pass ends the program.
     max_steps: int | None
-    step_file: Path | None = None  # where the leader keeps its step count; `None` for nowhere
-    sync: str = "bsp"  # mode of synchronisation
-    # Steps from one whose gradient's noise is measured to the next; 0 for none.
+    step_file: Path | None = None  # where the leader keeps its step count; `None` for no file
+    sync: str = "bsp"
+    # Steps between two measurements of the gradient noise; 0 for none.
     noise_every: int = 0
-    # Between which the global batch may become another one; `None` where it may not.
+    # Smallest and largest global batch; `None` if it cannot change.
     bounds: tuple[int, int] | None = None
-    chosen: bool = False  # whether it does where an epoch ends; else only at a restart
-    # Where the leader tells what it knows; see `evenstride.runtime.sinks.sink_settings`.
+    chosen: bool = False  # whether it changes when an epoch ends; else at a restart only
+    # Where the leader writes metrics; see `evenstride.runtime.sinks.sink_settings`.
     sinks: tuple[Any, ...] = ()
-    # Part of its best speed below which a worker is named; 0 for never.
+    # Fraction of its best speed below which the log names a worker; 0 for never.
     alert_below: float = USUAL_BELOW
-    engine: str = "auto"  # `auto`, or `none` if the script averages the gradients itself
+    engine: str = "auto"  # `none` if the script averages the gradients itself
     policy_given: bool = False  # whether script or environment name the policy
-    # The policy itself where the script gave an object; `None` for a specification.
+    # The policy, if the script gave an object; `None` for a specification.
     own_policy: Policy[Any] | None = None
 
     @property
     def decides(self) -> Policy[Any]:
-        """The policy that sets the shares; `ConfigError` if its specification is none."""
+        """The policy that sets the shares; `ConfigError` if its specification is invalid."""
         return policy_from_spec(self.policy) if self.own_policy is None else self.own_policy
 
     @property
     def mode(self) -> SyncMode:
-        """The mode of synchronisation; `ConfigError` if its specification is none."""
+        """The synchronisation mode; `ConfigError` if its specification is invalid."""
         if not isinstance(self.sync, str):
             raise ConfigError(
                 f"sync is {self.sync!r}; it must name a mode, such as 'bsp' or 'bsp-ps(servers=2)'"
@@ -133,7 +133,7 @@ class Settings:
 
 
 class StrideArguments(TypedDict):
-    """The arguments of a `Stride` that became settings; ``None`` leaves one to the environment."""
+    """The arguments of a `Stride` that become settings; ``None`` leaves one to the environment."""
 
     seed: Any
     policy: str | Policy[Any] | None
@@ -152,9 +152,9 @@ class StrideArguments(TypedDict):
 def settings_of(
     environment: Environment, batch: Batch, **asked: Unpack[StrideArguments]
 ) -> Settings:
-    """Return the settings: an argument wins, then the environment, then what is usual.
+    """Return the settings: an argument takes precedence over the environment, then the default.
 
-    Nothing is checked here, but by `check`, with the other ranks. Sinks are checked already.
+    Sinks have been checked already. `check` checks the rest, together with the other ranks.
     """
     max_share, trace = asked["max_share"], asked["trace"]
     policy: Any = asked["policy"] or environment.policy or "adaptive"
@@ -197,7 +197,7 @@ def averages(sync: object) -> bool:
     sync = _text_of(sync)
     try:
         return not isinstance(sync, str) or isinstance(sync_from_spec(sync), AllReduce)
-    except ConfigError:  # told when the settings are checked, with the other ranks
+    except ConfigError:  # reported when the settings are checked, with the other ranks
         return True
 
 
@@ -210,7 +210,7 @@ def _noise_every(asked: Any, environment: Environment, batch: Batch) -> Any:
 
 
 def check(settings: Settings) -> None:
-    """Refuse settings that cannot be, whoever else takes part, with a `ConfigError`."""
+    """Raise a `ConfigError` for settings that are invalid for any set of ranks."""
     check_whole("global_batch", settings.global_batch, least=1)
     check_whole("seed", settings.seed)
     check_whole("noise_every", settings.noise_every, least=0)
@@ -234,8 +234,8 @@ def _check_fraction(fraction: object) -> None:
     number = isinstance(fraction, (int, float)) and not isinstance(fraction, bool)
     if fraction is not None and not (number and 0 < float(str(fraction)) <= 1):
         raise ConfigError(
-            f"memory_fraction is {fraction!r}; it must be a part of the memory above 0 and at most "
-            "1, such as 0.9, or None to let shares grow whatever they take"
+            f"memory_fraction is {fraction!r}; it must be a fraction of the memory above 0 and at "
+            "most 1, such as 0.9, or None to let shares grow without this limit"
         )
 
 
@@ -243,8 +243,8 @@ def _check_below(part: object) -> None:
     number = isinstance(part, (int, float)) and not isinstance(part, bool)
     if not (number and 0 <= float(str(part)) < 1):
         raise ConfigError(
-            f"alert_below is {part!r}; it must be a part of a worker's own best speed from 0 "
-            "(never name one as slow) up to, not including, 1, such as 0.7"
+            f"alert_below is {part!r}; it must be a fraction of a worker's own best speed, at "
+            "least 0 (never report a worker as slow) and less than 1, such as 0.7"
         )
 
 

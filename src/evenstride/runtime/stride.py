@@ -1,4 +1,4 @@
-"""`Stride`: the one object a training script talks to."""
+"""`Stride`: the object that training scripts use."""
 
 from __future__ import annotations
 
@@ -30,59 +30,61 @@ ModelT = TypeVar("ModelT", bound=nn.Module)
 
 
 class Stride:
-    """Balanced, exact data-parallel training over the ranks of a process group.
+    """Balanced data-parallel training with the exact gradient, over the ranks of a process group.
 
-    Every rank makes it, with the same arguments (limits of shares apart) and after
-    ``init_process_group``; it compares them and raises alike on every rank. With one process
-    it does nothing but hand out the batches.
+    Create it on every rank, after ``init_process_group``. It compares the arguments of all ranks
+    and raises the same error on each. ``min_share``, ``max_share``, ``quantum`` and ``shard_group``
+    may differ between ranks. With one process it only serves the batches.
 
     Args:
-        global_batch: ``B``, samples per step over all workers; kept at every step. ``auto``: chosen
-            anew where an epoch ends, from the lower bound on, or ``EVENSTRIDE_GLOBAL_BATCH``.
-        bounds: of ``auto``: the smallest batch and the largest.
-        seed: of the order of the samples and of the randomness of their loading.
-        policy: how the shares are set: ``adaptive`` (the default), ``uniform``, ``static``,
-            ``static:20,100``, ``dynamic-batching``; or an object of your own with the methods of
-            `Policy`, the same on every rank. ``EVENSTRIDE_POLICY`` sets it where the script does
-            not.
-        sync: how the workers' steps become those of one model: by the engine's all-reduce (``bsp``,
-            the default); by parameter servers (``bsp-ps(servers=2)``, ``asp``,
-            ``ssp(staleness=3)``); ``local-sgd(every=8)`` averages weights, ``delayed`` applies
-            gradients a step late. Also takes a mode of `evenstride.core.sync_modes`, such as
-            ``LocalSgd(every=8)``. ``EVENSTRIDE_SYNC`` sets it where the script does not.
-        engine: ``none`` if the script averages the gradients over the ranks itself, after
-            ``backward`` and before ``optimizer.step``; then `watch` takes a bare module, too.
-            ``auto`` (the default) expects an engine that does so, such as
-            `DistributedDataParallel`, and refuses to train on several ranks without one.
-        process_group: the ranks the engine averages over; ``None`` means all.
-        shard_group: with HSDP, the ranks that hold this rank's replica together:
-            ``mesh["shard"].get_group()``. They wait for each other in every layer, so they get
-            equal shares (but for one sample) and are balanced against the other groups as one
-            worker; ``static:20,100`` then has one share per group. ``None``: every rank is
-            balanced by itself, which is right for DDP and for FSDP2 over all ranks.
-        min_share: fewest samples of *this* rank in a full step, at least 1.
-        max_share: most samples of *this* rank in a step, for its memory; ``None`` for no limit.
-        quantum: shares of *this* rank are multiples of it, but for one rank that takes what is left
-            of the global batch, and for the tail of an epoch. With micro-batches of that size,
-            ``loader(max_micro_batch=quantum)``, all of them have the same shape.
-        memory_fraction: part of its memory that a rank's share may fill, as far as the memory per
-            sample is known from peaks of the steps before; ``None`` to let shares grow whatever
-            they take. Not with micro-batches, which are as large as ``max_micro_batch`` says.
-        trace: folder or ``.jsonl`` file the leader records the run in; else ``EVENSTRIDE_TRACE``.
-        noise_every: measure the noise of every so-many-th step's gradient, from which follows how
-            large a batch is worth its time; 0 for none. ``None`` leaves it to ``EVENSTRIDE_NOISE``,
-            else none. See the page on gradient noise.
-        sinks: where rank 0 tells what it knows while it trains, such as ``csv:metrics.csv``,
+        global_batch: Samples per step over all workers, the same in every step. ``"auto"`` starts
+            with the lower of ``bounds`` and chooses a new number at the end of each epoch. With
+            ``"auto"``, ``EVENSTRIDE_GLOBAL_BATCH`` fixes the number instead.
+        bounds: Smallest and largest global batch considered when ``global_batch="auto"``.
+        seed: Seed for the sample order and for per-sample augmentation.
+        policy: Rule that sets the shares: ``adaptive`` (the default), ``uniform``, ``static``,
+            ``static:20,100`` or ``dynamic-batching``. Also takes an object with the methods of
+            `Policy`, the same on every rank. ``None`` uses ``EVENSTRIDE_POLICY``, if set.
+        sync: Synchronisation mode. ``bsp`` (the default) uses the engine's all-reduce.
+            ``bsp-ps(servers=2)``, ``asp`` and ``ssp(staleness=3)`` use parameter servers.
+            ``local-sgd(every=8)`` averages weights, and ``delayed`` applies each gradient one step
+            late. Also takes a mode of `evenstride.core.sync_modes`, such as ``LocalSgd(every=8)``.
+            ``None`` uses ``EVENSTRIDE_SYNC``, if set.
+        engine: ``auto`` (the default) expects an engine that averages gradients, such as
+            `DistributedDataParallel`, and refuses to train on several ranks without one. ``none``
+            means that the script averages the gradients itself, between ``backward`` and
+            ``optimizer.step``; `watch` then accepts a plain module, too.
+        process_group: Ranks that the engine averages over; ``None`` for all ranks.
+        shard_group: With HSDP, the ranks that together hold this rank's copy of the parameters:
+            ``mesh["shard"].get_group()``. They are one worker: their shares differ by at most one
+            sample, and ``static:20,100`` has one share per group. ``None`` makes each rank a
+            worker, which is right for DDP and for FSDP2 over all ranks.
+        min_share: Smallest share of *this* rank in a full step, in samples, at least 1.
+        max_share: Largest share of *this* rank, in samples; ``None`` for no limit.
+        quantum: Number that *this* rank's shares are multiples of. Exceptions are one rank, which
+            takes the remainder of the global batch, and the last step of an epoch. With
+            ``loader(max_micro_batch=quantum)`` all micro-batches have the same shape.
+        memory_fraction: Fraction of a rank's memory, above 0 and at most 1, that its share may
+            fill. The memory per sample is estimated from the peaks of earlier steps. ``None``
+            lets shares grow without this limit. Has no effect with micro-batches, whose size is
+            ``max_micro_batch``.
+        trace: Folder or ``.jsonl`` file in which the leader records the run. ``None`` uses
+            ``EVENSTRIDE_TRACE``, if set.
+        noise_every: Steps between two measurements of the gradient noise, which shows how large a
+            batch is worth its time; 0 for no measurement. ``None`` uses ``EVENSTRIDE_NOISE``, if
+            set; else 10 if the global batch is chosen during the run, and 0 if not. See the page
+            on gradient noise.
+        sinks: Where rank 0 writes metrics during training, such as ``csv:metrics.csv``,
             ``tensorboard:runs/tb`` or ``prometheus:9108``, or an object with the methods of
-            `Sink`; several as a list, or texts with commas. ``None`` leaves it to
-            ``EVENSTRIDE_SINKS``, else nowhere. See the page on metrics.
-        alert_below: part of the best speed it has kept, below which the log names a worker; 0 for
-            never. ``None`` leaves it to ``EVENSTRIDE_ALERT_BELOW``, else 0.7.
+            `Sink`. Give several as a list, or as text separated by commas. ``None`` uses
+            ``EVENSTRIDE_SINKS``, if set. See the page on metrics.
+        alert_below: Fraction of a worker's best sustained speed below which the log names the
+            worker; 0 for never. ``None`` uses ``EVENSTRIDE_ALERT_BELOW``, if set, else 0.7.
 
     Raises:
-        ConfigError: there are several processes but no process group, the global batch does
-            not fit the bounds, the policy is unknown, or the ranks disagree.
-        WorkerLost: some rank did not come within the group's timeout.
+        ConfigError: There are several processes but no process group, the global batch does not
+            fit the bounds, a setting is invalid, or the ranks disagree.
+        WorkerLost: Some rank did not create its `Stride` within the group's timeout.
 
     Example:
         >>> import torch, evenstride
@@ -156,46 +158,51 @@ class Stride:
         check_data: bool = True,
         **options: Unpack[DataLoaderOptions],
     ) -> DataLoader[Any]:
-        """Return a loader of this rank's part of the data; every rank must call it.
+        """Return the loader of this rank's mini-batches; a collective call.
+
+        The loader is a `torch.utils.data.DataLoader` whose batches have this rank's share of
+        samples, so their size differs between ranks and changes over time. ``len(loader)`` is the
+        number of steps of an epoch, equal on every rank. A `Stride` has one training loader and
+        any number of evaluation loaders. Between two epochs a new training loader may replace the
+        old one, for a data set that has grown.
 
         Args:
-            dataset: map-style, with a length, the same on every rank; or `Shards`.
-            train: false for evaluation: each sample once over all ranks, no padding, in the
-                data set's order. There is one training loader per `Stride`, and any number of
-                the others. Between two epochs another training loader may take its place, for
-                data that has grown.
-            shuffle: training only; false keeps the data set's order.
-            drop_last: training only; leave out the last, incomplete *global* batch.
-            max_micro_batch: most samples in one batch of this rank; larger shares come as
-                several batches, to be used with `accumulate`. With ``cost_fn`` the most that a
-                batch may cost (tokens, say) rather than a number of samples.
-            weight_fn: training only; weight of a (micro-)batch, such as its number of tokens,
-                over which the loss is a mean. ``None`` counts samples.
-            cost_fn: training only; what a sample costs, such as its number of tokens: a function
-                of its index, or an array with a number for each (much quicker: a function is
-                called for every sample of the global batch on every rank). Each step's samples
-                are then dealt out so that costs, not counts, are in proportion to the shares.
-                It changes who trains a sample, never when, and not what it weighs.
-            partition: training only; ``epoch`` lets each rank keep to a contiguous part of the
-                data set for a whole epoch, for data on local disks. The parts are cut anew at
-                each epoch, in proportion to the shares then, which stay until its end. Which
-                samples a step trains then depends on the split, and a state saved in mid-epoch
-                goes on with as many ranks only.
-            global_batch: evaluation only; samples per step over all ranks, the `Stride`'s own
-                if ``None``.
-            seeded: load each sample under random seeds of its own (torch, numpy, random), so
-                that augmentation does not depend on the split. Costs about 8 us per sample;
-                false also allows the data set's own batched access.
-            cold_prefetch: training only; let worker processes prefetch from the start, at the
-                price of finding the first split later.
-            check_data: compare a few samples between the ranks, which must all hold the same
-                data. Takes about 50 ms with several ranks, more if a single sample takes longer.
-            **options: those of `torch.utils.data.DataLoader`, except ``batch_size``,
+            dataset: Map-style data set with a length, the same on every rank; or `Shards`.
+            train: ``False`` for evaluation: each sample once over all ranks, without padding, in
+                the order of the data set.
+            shuffle: Training only. ``False`` keeps the order of the data set.
+            drop_last: Training only. Leave out the last, incomplete *global* batch.
+            max_micro_batch: Largest micro-batch of this rank, in samples. A larger share comes as
+                several micro-batches; use `accumulate` then. With ``cost_fn`` it is the largest
+                cost of a micro-batch (in tokens, for example) instead.
+            weight_fn: Training only. Returns the weight of a (micro-)batch, such as its number of
+                tokens, if the loss is a mean over something other than samples. The ranks sum
+                the weights once per step.
+            cost_fn: Training only. Cost of a sample, such as its number of tokens: an array with
+                one number per sample, or a function of the sample's index. The array is much
+                faster: each rank calls the function for every sample of the global batch. Costs
+                instead of counts are then proportional to the shares. This changes which rank
+                trains a sample, but not the step in which it is trained, nor its weight.
+            partition: Training only. ``epoch`` gives each rank one contiguous part of the data set
+                for a whole epoch, for data on local disks. Each epoch splits the data set by the
+                shares in force at its start, which then stay fixed. Which samples a step trains
+                depends on the split, and a state saved within an epoch needs the same number of
+                ranks. ``step`` (the default) splits each global batch.
+            global_batch: Evaluation only. Samples per step over all ranks; ``None`` for that of
+                the `Stride`.
+            seeded: Seed torch, numpy and random for each sample, so that augmentation does not
+                depend on the split. Costs about 8 us per sample. ``False`` also lets the data set
+                use its own batched access.
+            cold_prefetch: Training only. Let loader processes prefetch from the first step on. The
+                first split is then found later.
+            check_data: Compare a few samples between the ranks, which must all have the same data.
+                Takes about 50 ms with several ranks, or longer if loading one sample does.
+            **options: Options of `torch.utils.data.DataLoader`, except ``batch_size``,
                 ``sampler`` and ``batch_sampler``.
 
         Raises:
-            ConfigError: the data set has no length or is empty, the ranks disagree or hold
-                different data, an option cannot be, or there is a training loader already.
+            ConfigError: The data set has no length or no samples, the ranks disagree or have
+                different data, an option is invalid, or a training loader exists already.
         """
         if not train:
             refuse_for_evaluation(drop_last=drop_last, weight_fn=weight_fn, cost_fn=cost_fn)
@@ -228,48 +235,49 @@ class Stride:
         compress: str | None = None,
         check_loss: bool = True,
     ) -> ModelT:
-        """Return the same model, its passes now timed without the collectives in them.
+        """Return the same model, now timed; its collectives count as waiting. A collective call.
 
-        Every rank must call it; they compare engine and devices, and refuse alike what cannot be.
+        The ranks compare engines and devices, and raise the same error on each.
 
         Args:
-            model: `DistributedDataParallel`, or any wrapper that averages gradients over the
-                ranks.
-            drift_check: steps between two comparisons of the ranks' weights; where they differ,
-                rank 0's are broadcast, which is counted in `summary`. ``None`` means every 100
-                steps where ranks compute on devices of several kinds, which round differently,
-                and never where they do not; 0 means never. Not for sharded models. Optimizer
-                states are not compared.
-            compress: ``bf16`` to send gradients as bfloat16, which halves the traffic of slow
-                links and rounds to 8 bits; for DDP, over any backend, in place of its hook.
-            check_loss: look at the first loss, whether it is the mean that `scale` takes it for.
+            model: `DistributedDataParallel`, FSDP2, or any wrapper that averages gradients over
+                the ranks.
+            drift_check: Steps between two comparisons of the ranks' weights; 0 for none. If they
+                differ, the weights of rank 0 are broadcast, and `summary` counts it. ``None``
+                means 100 if the ranks compute on devices of different kinds, which round
+                differently, and 0 if not. Optimizer states are not compared. Not available for
+                sharded models.
+            compress: ``bf16`` sends gradients as bfloat16. This halves the traffic and rounds to 8
+                bits. It replaces DDP's communication hook and works over any backend.
+            check_loss: Check that the first loss is the mean that `scale` expects.
 
         Raises:
-            ConfigError: nothing averages the model's gradients over several ranks (see
-                ``Stride(engine=)``), the engine is one whose gradient cannot be made exact
-                (`DataParallel`, FSDP1, DeepSpeed, FSDP2 over devices of several kinds), the ranks
-                would wait for each other in different backends, or a rank's device lacks what is
-                asked of it.
+            ConfigError: Nothing averages the model's gradients over several ranks (see
+                ``Stride(engine=)``). The engine's gradient cannot be made exact (`DataParallel`,
+                FSDP1, DeepSpeed, FSDP2 over devices of different kinds). The ranks would wait for
+                each other in different backends. A rank's device lacks a needed feature.
         """
         self._session.watcher.watch(model, drift_check, compress, check_loss=check_loss)
         return model
 
     def sync_batch_norm(self, net: ModelT) -> ModelT:
-        """Return the same module, its batch norm now with statistics over all ranks' samples.
+        """Return the same module, whose batch norm now uses statistics of all ranks' samples.
 
-        Each sample counts once whatever the split, so the result is that of one process on the
-        union batch; on CPU, too, where `torch.nn.SyncBatchNorm` refuses. Every rank must call it,
-        before it wraps the module. It takes two small collectives per layer and step, so all
-        ranks must run the same number of batches in each step.
+        Each sample counts once for any split, so the result is that of one process on the global
+        batch. It also works on CPU, where `torch.nn.SyncBatchNorm` does not. Call it on every
+        rank, before wrapping the module.
+
+        Each layer needs two small collectives per step. Therefore all ranks must run the same
+        number of batches in each step.
 
         Args:
-            net: any module; its `torch.nn.BatchNorm1d`, ``2d``, ``3d`` and
-                `torch.nn.SyncBatchNorm` are changed in place.
+            net: Any module. Its `torch.nn.BatchNorm1d`, ``2d``, ``3d`` and
+                `torch.nn.SyncBatchNorm` layers are changed in place.
 
         Raises:
-            ConfigError: a layer is lazy, parametrized or has a forward pass of its own, or the
-                ranks disagree, or the training loader may cut shares into different numbers of
-                micro-batches (`loader` refuses that likewise); nothing was changed.
+            ConfigError: A layer is lazy, is parametrized or defines its own forward pass; the
+                ranks disagree; or the training loader may split shares into different numbers of
+                micro-batches. `loader` raises the last one, too. Nothing was changed.
         """
         self._session.norms.convert(net)
         return net
@@ -281,24 +289,32 @@ class Stride:
         *,
         reduction: Literal["mean", "sum"] = "mean",
     ) -> Tensor:
-        """Return ``loss * W * n_k / N``, whose averaged gradient is exact whatever the split.
+        """Return ``loss * W * n_k / N``, whose averaged gradient is exact for any split.
 
-        Call it once for every loss of a batch. It composes with GradScaler, clipping and
-        communication hooks. Log the unscaled loss; the mean of all ranks' scaled ones is
-        the loss of the whole global batch.
+        ``W`` is the number of ranks, ``n_k`` this rank's samples in the batch, and ``N`` the
+        samples of the step over all ranks. Call it once for every loss of a batch. It composes
+        with GradScaler, clipping and communication hooks. Log the unscaled loss. The mean of the
+        scaled losses of all ranks is the loss of the global batch.
 
         Args:
-            loss: mean over the samples (or tokens) of this rank's batch, a scalar.
-            weight: what the mean is over, if not samples (tokens, or class weights, say); every
-                rank must then give one. Not with micro-batches or a ``weight_fn``.
-            reduction: ``sum`` for a loss that adds up over all ranks and micro-batches to that of
-                the global batch: a sum over samples, or a sum divided by a count over all ranks.
-                It is then multiplied by ``W`` alone.
+            loss: Mean over the samples (or tokens) of this rank's batch; a tensor of one element.
+            weight: Weight of the batch if the mean is not over samples: its number of tokens or
+                its sum of class weights, for example. Every rank must then give one. Not with
+                micro-batches or a ``weight_fn``.
+            reduction: ``sum`` for a loss that adds up, over all ranks and micro-batches, to the
+                loss of the global batch: a sum over samples, or a sum divided by a count over all
+                ranks. It is multiplied by ``W`` alone.
+
+        Returns:
+            A tensor of the same shape as ``loss``. If this rank has a share of 0, its value and
+            its gradients are exactly 0.
 
         Raises:
-            ScaleError: outside the loop, for a loss scaled before or of other than one element,
-                a weight that is negative or not finite, or a first loss that is no mean over the
-                batch (see `watch`).
+            ScaleError: Called outside the loop; the loss was scaled before or has several
+                elements; the weight is negative or not finite; or the first loss is not a mean
+                over the batch (see `watch`).
+            UsageError: Called during the capture of a CUDA graph, or after the gradients of an
+                earlier micro-batch were zeroed.
 
         Source:
             Weighted gradients as in Dynamic Batching (ACSOS 2020, arXiv 2305.12213, sec. III);
@@ -308,21 +324,25 @@ class Stride:
 
     @contextlib.contextmanager
     def accumulate(self, model: nn.Module) -> Iterator[None]:
-        """Hold back the engine's synchronisation until the step's last micro-batch.
+        """Postpone the engine's all-reduce to the last micro-batch of the step.
 
-        Put forward pass, `scale` and backward pass inside.
+        Put the forward pass, `scale` and the backward pass inside.
+
+        Args:
+            model: Model that was given to `watch`.
 
         Raises:
-            UsageError: outside the loop, or ``model`` cannot hold back its synchronisation.
+            UsageError: Called outside the loop, or ``model`` has no way to postpone its
+                all-reduce.
         """
         with self._session.step.accumulation.accumulate(model):
             yield
 
     @contextlib.contextmanager
     def guard(self) -> Iterator[None]:
-        """Go on when a batch does not fit into memory.
+        """Repeat a batch in smaller micro-batches if it does not fit into memory.
 
-        Put forward and backward pass inside, with `accumulate` within it::
+        Put the forward and backward pass inside, with `accumulate` within it::
 
             for x, y in loader:
                 with stride.guard(), stride.accumulate(model):
@@ -330,29 +350,31 @@ class Stride:
                 if stride.synced:
                     optimizer.step(); optimizer.zero_grad()
 
-        An out-of-memory error of the *forward* pass is swallowed: `synced` is false, `samples` is
-        0, and the loader yields the same samples again as smaller micro-batches, so that the
-        gradient stays exact. This rank's batches remain that small. So is one of a backward pass
-        whose synchronisation was held back; all of the step's samples come again then. Shares
-        that grow are run like that first, which takes one more small micro-batch.
+        An out-of-memory error of the *forward* pass does not leave the context: the loader yields
+        the same samples again as smaller micro-batches. The same holds for a backward pass whose
+        all-reduce was postponed: the loader then yields all samples of the step again. The
+        gradient stays exact. For the failed batch, `synced` is ``False`` and `samples` is 0. The
+        micro-batches of this rank keep the smaller size.
 
-        Buffers that a forward pass updates (batch norm's statistics) may see samples twice.
+        The first batch of a clearly larger size runs as two micro-batches, a large one and a small
+        one, so that it can be repeated. Buffers that a forward pass updates, such as batch norm
+        statistics, may see samples twice.
 
         Raises:
-            OutOfMemory: the memory ended in a backward pass that synchronises, or with a batch
-                that cannot be cut (a single sample, a sharded model, outside of `accumulate`).
+            OutOfMemory: Memory ran out in a backward pass that synchronises, or with a batch that
+                cannot be split (a single sample, a sharded model, outside of `accumulate`).
         """
         with self._session.memory.guard():
             yield
 
     @property
     def synced(self) -> bool:
-        """Whether the batch in hand is the step's last, so that the optimizer is due."""
+        """Whether this is the last micro-batch of the step, so that the optimizer must step."""
         return self._session.step.batch.synced
 
     @property
     def samples(self) -> int:
-        """Samples of the batch in hand that count: 0 for a worker left out, and after the loop."""
+        """Samples of the current batch; 0 for a worker with a share of 0, and outside the loop."""
         return self._session.step.batch.read_samples()
 
     @property
@@ -362,17 +384,17 @@ class Stride:
 
     @property
     def epoch(self) -> int:
-        """The current epoch; the next one as soon as a loop has ended it."""
+        """Number of the current epoch, from 0; increases when a loop reaches its end."""
         return self._session.state.progress.epoch
 
     @property
     def global_batch(self) -> int:
-        """Samples per step over all workers; one that changes is known when the loop has ended."""
+        """Samples per step over all workers; with ``"auto"`` it may change when an epoch ends."""
         return self._session.state.progress.global_batch
 
     @property
     def step(self) -> int:
-        """Steps committed since the very beginning, over all epochs and restarts."""
+        """Steps committed since the start of training, over all epochs and restarts."""
         progress = self._session.state.progress
         return progress.earlier + progress.step
 
@@ -387,36 +409,38 @@ class Stride:
     def mean(
         self, total: float | Tensor, count: float | Tensor, name: str | None = None
     ) -> float | Tensor:
-        """Return the sum of all ranks' ``total`` over the sum of their ``count``; collective.
+        """Return the sum of ``total`` over all ranks divided by that of ``count``; collective.
 
-        The ranks meet through the process group's store, so no collective of the engine takes part.
+        The ranks communicate through the store of the process group, not through the engine's
+        collectives.
 
         Args:
-            total: this rank's sum, a number or a tensor.
-            count: how many samples (or tokens) it is over, 0 included.
-            name: to record it under in the trace, such as ``loss``; every
-                rank gives the same.
+            total: Sum over this rank's samples, a number or a tensor of any shape.
+            count: Number of samples (or tokens) in that sum; may be 0.
+            name: Name under which the trace records the mean, such as ``loss``; the same on every
+                rank. ``None`` records nothing.
 
         Returns:
-            A float, or for a tensor of several elements one of the same shape, in float64.
+            A float; for a tensor of several elements, a float64 tensor of the same shape on the
+            CPU. NaN if the count over all ranks is 0.
 
         Raises:
-            ConfigError: a tensor of several elements has a name, or the name is no text.
-            RanksDisagree: some rank went on without calling it, or called it at another place of
-                the script, under another name, or for a tensor of another shape.
-            WorkerLost: some rank is gone.
+            ConfigError: The name is not a string, or was given for a tensor of several elements.
+            RanksDisagree: Some rank continued without this call, or made it at another place of
+                the script, with another name or with another shape.
+            WorkerLost: Some rank is lost.
         """
         return self._session.reports.mean(total, count, name)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position in the data: plain values, the same on every rank.
+        """Return the position in the data as plain values, the same on every rank.
 
-        A step is part of it as soon as its optimizer step is done, or its gradient scaler's
-        ``update``, also where that left the step out. Batches drawn and not trained are not. It
-        can be loaded at any number of workers.
+        A step is included once its optimizer step is done, or once the ``update`` of its gradient
+        scaler is done, even if the scaler skipped the step. Batches that were drawn but not
+        trained are not included. The state can be loaded with any number of workers.
 
         Raises:
-            StepInFlight: between a step's backward pass and its optimizer step.
+            StepInFlight: Called between the backward pass of a step and its optimizer step.
         """
         batch = self._session.step.batch
         if batch.mid_step or batch.unstepped:
@@ -424,19 +448,20 @@ class Stride:
         return self._session.state.progress.save()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go to a saved position; every rank must load the same, outside the loop.
+        """Go to a saved position. Call it on every rank with the same state, outside the loop.
 
         Raises:
-            ConfigError: the state is of another seed, global batch or data set.
+            ConfigError: The state belongs to another seed, global batch or data set.
+            LoaderBusy: Called inside the training loop.
         """
         self._session.loaders.load(state)
 
     def summary(self) -> Summary:
-        """Return what the run came to so far; complete on rank 0. Not collective."""
+        """Return a summary of the run so far; complete on rank 0 only. Not collective."""
         return self._session.reports.summary()
 
     def close(self) -> None:
-        """End the control threads and close the trace; otherwise done when the program ends."""
+        """Stop the control threads and close the trace; else this happens when the program ends."""
         atexit.unregister(self._close_at_exit)
         for hook in self._hooks:
             hook.remove()

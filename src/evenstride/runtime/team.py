@@ -1,4 +1,4 @@
-"""The team: the ranks that train together, as they have agreed."""
+"""The team: the ranks that train together, and what they have agreed on."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ from evenstride.runtime.store.store_channel import Channel
 
 @dataclass(frozen=True, slots=True)
 class Team:
-    """The ranks that train together, as they have agreed."""
+    """The ranks that train together, and what they have agreed on."""
 
     rank: int
     world_size: int
     group: dist.ProcessGroup | None  # that the engine averages over; `None` with one process
-    channel: Channel | None  # to the other ranks, likewise
+    channel: Channel | None  # `None` with one process.
     peers: tuple[Peer, ...]  # in rank order
-    shares: Shares  # the opening split
+    shares: Shares  # the opening split.
     opening: bool  # whether the first steps wait for decisions
-    islands: Islands | None = None  # that the ranks are on; `None` if each is balanced by itself
-    # The fewest and the most samples that each rank may get in a full step, as far as bounds and
-    # policy go; memory may change them.
+    islands: Islands | None = None  # the shard groups; `None` if each rank is a worker
+    # Smallest and largest share of each rank in a full step, by bounds and policy; the memory of a
+    # rank may change them.
     spans: Spans = ()
 
     @property
     def neighbours(self) -> int:
-        """Ranks on this rank's machine, itself included."""
+        """Ranks on this rank's machine, including itself."""
         here = self.peers[self.rank].place
         return sum(peer.place == here for peer in self.peers)
 
 
 def group_of(group: dist.ProcessGroup | None, world_size: int) -> dist.ProcessGroup | None:
-    """Return the process group to train over; ``None`` when there is one process only.
+    """Return the process group to train over; ``None`` with one process.
 
-    ``group`` is what the script gave, and ``world_size`` what the launcher says.
+    ``group`` is the script's argument, and ``world_size`` the number set by the launcher.
     """
     initialised = dist.is_available() and dist.is_initialized()
     if not initialised:
@@ -56,6 +56,6 @@ def group_of(group: dist.ProcessGroup | None, world_size: int) -> dist.ProcessGr
     if dist.get_rank(group) < 0:
         raise ConfigError(
             f"rank {dist.get_rank()} is not in the process group given to Stride(), so it would "
-            "train alone; make the Stride only on the ranks of that group"
+            "train alone; create the Stride only on the ranks of that group"
         )
     return group if dist.get_world_size(group) > 1 else None

@@ -1,7 +1,7 @@
-"""What a script may do wrong: arguments, and a training loop's losses and gradients.
+"""Errors and warnings about mistakes in a training script: arguments, losses and gradients.
 
-The functions whose name is that of a mistake return its error, and those that begin with ``tell``
-warn. Where a warning names a line of the user's script, the line is looked up on the stack.
+A function named after a mistake returns its error. One that begins with ``tell`` logs a warning.
+A warning that names a line of the script finds the line on the call stack.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _LIBRARIES = (*_OURS, *(sysconfig.get_paths()[name] for name in ("stdlib", "pure
 
 
 def check_whole(name: str, value: object, least: int | None = None) -> None:
-    """Raise a `ConfigError` unless a value is a whole number, and not below ``least``."""
+    """Raise a `ConfigError` unless a value is an integer, and at least ``least``."""
     whole = isinstance(value, int) and not isinstance(value, bool)
     if not whole or (least is not None and isinstance(value, int) and value < least):
         range_of = "" if least is None else f" of at least {least}"
@@ -39,17 +39,17 @@ def check_whole(name: str, value: object, least: int | None = None) -> None:
 
 
 def refuse_for_evaluation(**asked: object) -> None:
-    """Raise if what is for training was asked of an evaluation loader."""
+    """Raise if an evaluation loader got options of a training loader."""
     named = [name for name, value in asked.items() if value is not None and value is not False]
     if named:
         raise ConfigError(
-            f"{', '.join(named)} cannot be with train=False: evaluation sees each sample once, and "
-            "counts are given to stride.mean(); leave it out"
+            f"{', '.join(named)} cannot be used with train=False: evaluation reads each sample "
+            "once, and counts are given to stride.mean(); leave it out"
         )
 
 
 def refuse_for_training(global_batch: int | None) -> None:
-    """Raise if a training loader was asked for a global batch of its own."""
+    """Raise if a training loader got a global batch of its own."""
     if global_batch is not None:
         raise ConfigError(
             "loader(global_batch=...) is for evaluation (train=False); training uses the "
@@ -58,7 +58,7 @@ def refuse_for_training(global_batch: int | None) -> None:
 
 
 def whole(value: Any) -> Any:
-    """Return the value as an int where it is one in any guise; else as it is, to be refused."""
+    """Return the value as an int if it is an integer of any type; else return it unchanged."""
     try:
         return value if isinstance(value, bool) else operator.index(value)
     except TypeError:
@@ -66,22 +66,22 @@ def whole(value: Any) -> Any:
 
 
 def by_epoch(partition: str, cost_fn: object) -> bool:
-    """Return whether the data set is cut once per epoch, as `Stride.loader` was asked."""
+    """Return whether `Stride.loader` splits the data set once per epoch; check ``partition``."""
     if partition not in ("step", "epoch"):
         raise ConfigError(
-            f"partition is {partition!r}; it must be 'step' (each step's samples are dealt out), "
-            "or 'epoch' (each rank keeps to a part of the data set for an epoch)"
+            f"partition is {partition!r}; it must be 'step' (the samples of each step are split), "
+            "or 'epoch' (each rank keeps one part of the data set for an epoch)"
         )
     if partition == "epoch" and cost_fn is not None:
         raise ConfigError(
-            "partition='epoch' cuts the data set by numbers of samples, so cost_fn cannot be "
-            "together with it; leave one of them out"
+            "partition='epoch' splits the data set by numbers of samples, so it cannot be "
+            "combined with cost_fn; leave one of them out"
         )
     return partition == "epoch"
 
 
 def not_one_number(loss: object) -> ScaleError:
-    what, fix = type(loss).__name__, "give it what the model made of the batch, without .item()"
+    what, fix = type(loss).__name__, "pass the tensor that the loss function returns, not .item()"
     if isinstance(loss, Tensor):
         what, fix = f"tensor of shape {tuple(loss.shape)}", "call it with loss.mean()"
     return ScaleError(
@@ -108,15 +108,15 @@ def unscaled(step: int) -> ScaleError:
 def no_backward(step: int) -> ScaleError:
     return ScaleError(
         f"the next batch was fetched, but the backward pass of step {step} never ran on this rank, "
-        "and the other ranks would wait for it. Run backward() for every batch, also for those "
-        f"you would rather skip (scale their loss by 0). {_FETCHED_AHEAD}."
+        "and the other ranks would wait for it. Run backward() for every batch. To skip a batch, "
+        f"scale its loss by 0. {_FETCHED_AHEAD}."
     )
 
 
 def compiled_backward() -> UsageError:
     return UsageError(
-        "the backward pass runs under compiled autograd, which drops the callbacks that tell when "
-        "a gradient is ready; call loss.backward() outside the compiled function, or leave "
+        "the backward pass runs under compiled autograd, which drops the callbacks that report "
+        "when a gradient is ready; call loss.backward() outside the compiled function, or leave "
         "torch._dynamo.config.compiled_autograd off. torch.compile of the model itself works"
     )
 
@@ -139,17 +139,17 @@ def outside_loop() -> ScaleError:
 
 def drawn_elsewhere() -> UsageError:
     return UsageError(
-        "batches of the training loader were asked for by another loader than the one that "
-        "stride.loader() returned, so a framework has made it anew and would deal its batches out "
-        "a second time; leave it out of Accelerate's prepare(), give Lightning "
-        "use_distributed_sampler=False, and iterate over what stride.loader() returned"
+        "another loader than the one that stride.loader() returned asked for training batches. A "
+        "framework has built the loader again and would split its batches a second time. Leave "
+        "the loader out of Accelerate's prepare(), give Lightning use_distributed_sampler=False, "
+        "and iterate over what stride.loader() returned"
     )
 
 
 def evaluated_elsewhere() -> UsageError:
     return UsageError(
         "another loader than the one that stride.loader(train=False) returned asked for its "
-        "batches. A framework has made the loader again and would deal its batches out a second "
+        "batches. A framework has built the loader again and would split its batches a second "
         "time, so most samples would not be evaluated. Leave the loader out of Accelerate's "
         "prepare(), give Lightning use_distributed_sampler=False, and iterate over what "
         "stride.loader() returned"
@@ -157,11 +157,11 @@ def evaluated_elsewhere() -> UsageError:
 
 
 def tell_of_missed_batches(count: int) -> None:
-    """Warn that a loop counts steps of an evaluation, and leaves batches out."""
+    """Warn that a loop counts the steps of an evaluation, and so leaves batches out."""
     logger.warning(
-        "an evaluation stopped after %d batches, the number of its steps, but max_micro_batch or "
-        "max_share cuts this rank's data into more batches than that, so the rest was not "
-        "evaluated. In a framework that counts batches, use "
+        "an evaluation stopped after %d batches, the number of its steps. max_micro_batch or "
+        "max_share splits this rank's data into more batches, so the others were not evaluated. "
+        "In a framework that counts batches, use "
         "evenstride.integrations.lightning.TrainerLoader(stride, loader)",
         count,
     )
@@ -170,13 +170,13 @@ def tell_of_missed_batches(count: int) -> None:
 def scaled_twice(step: int) -> ScaleError:
     return ScaleError(
         f"a loss of step {step} was scaled twice; call stride.scale once per loss, "
-        "and scale the sum rather than its scaled parts"
+        "and scale the sum of losses, not its scaled terms"
     )
 
 
 def not_accumulated() -> ScaleError:
     return ScaleError(
-        "this loader cuts shares into micro-batches, so ranks run different numbers of "
+        "this loader splits shares into micro-batches, so ranks run different numbers of "
         "backward passes; put forward, scale and backward inside "
         "`with stride.accumulate(model):`"
     )
@@ -184,8 +184,8 @@ def not_accumulated() -> ScaleError:
 
 def weight_of_a_piece() -> ScaleError:
     return ScaleError(
-        "scale(weight=...) needs one batch per rank and step; with micro-batches (also "
-        "those of a batch that did not fit into memory) or a weight_fn give the loader a "
+        "scale(weight=...) needs one batch per rank and step, and this step has micro-batches "
+        "(a batch that did not fit into memory is split, too) or a weight_fn; give the loader a "
         "weight_fn instead, and call scale(loss) alone"
     )
 
@@ -199,22 +199,22 @@ def unknown_reduction(reduction: object) -> ScaleError:
 
 def sum_with_weight() -> ScaleError:
     return ScaleError(
-        'scale(reduction="sum") takes a loss that adds up over the ranks, which needs no weight; '
+        'scale(reduction="sum") takes a loss that adds up over the ranks, so it takes no weight; '
         "leave out weight= and the loader's weight_fn, or use a mean"
     )
 
 
 def sum_without_steps() -> ScaleError:
     return ScaleError(
-        'scale(reduction="sum") adds up the losses of all ranks in a step, and in this mode of '
+        'scale(reduction="sum") adds up the losses of all ranks in a step, but in this mode of '
         'synchronisation workers have no step in common; use a mean, or sync="bsp"'
     )
 
 
 def gradients_gone(step: int) -> UsageError:
     return UsageError(
-        f"the gradients of step {step} are gone between two of its micro-batches, "
-        "which the loader also makes where a batch would not fit into memory; call "
+        f"the gradients of step {step} are gone between two of its micro-batches. (The loader "
+        "also makes micro-batches of a batch that does not fit into memory.) Call "
         "optimizer.zero_grad() under `if stride.synced:`, after optimizer.step()"
     )
 
@@ -228,23 +228,23 @@ def stepped_in_midst(step: int | None) -> UsageError:
 
 def stepped_by_closure() -> UsageError:
     return UsageError(
-        "optimizer.step() was given a closure, and this mode of synchronisation exchanges once per "
-        "step, after its one backward pass; use an optimizer that needs no closure"
+        "optimizer.step() got a closure, but this mode of synchronisation exchanges once per "
+        "step, after the single backward pass; use an optimizer that needs no closure"
     )
 
 
 def left_out() -> UsageError:
     return UsageError(
-        "a gradient scaler found a gradient that is not finite and left its step out; in this mode "
-        "of synchronisation each rank sees its own gradients, so others did not, and would wait; "
-        'train in bfloat16 without a scaler, or with sync="bsp"'
+        "a gradient scaler found an infinite or NaN gradient and skipped its step. In this mode "
+        "of synchronisation each rank sees its own gradients only, so the other ranks did not "
+        'skip and would wait; train in bfloat16 without a scaler, or with sync="bsp"'
     )
 
 
 def in_flight(step: int) -> StepInFlight:
     return StepInFlight(
         f"step {step} is between its backward pass and its optimizer step, so model and position "
-        "do not belong together; call state_dict() after optimizer.step()"
+        "do not match; call state_dict() after optimizer.step()"
     )
 
 
@@ -278,21 +278,21 @@ def engine_bypassed(engine: str) -> UsageError:
 
 def unwatched() -> UsageError:
     return UsageError(
-        "no model was given to stride.watch(), and this mode of synchronisation trains those that "
-        "were; call model = stride.watch(model) before the loop"
+        "no model was given to stride.watch(), and this mode of synchronisation trains watched "
+        "models only; call model = stride.watch(model) before the loop"
     )
 
 
 def tell_of_unwatched() -> None:
-    """Warn that the model is not known, so that waits of its engine are not."""
+    """Warn that waiting times of the engine are unknown, because the model is not watched."""
     logger.warning(
         "the model was not given to stride.watch(), so the time that its engine waits for other "
-        "ranks may count as work; call model = stride.watch(model) before the loop"
+        "ranks may count as busy time; call model = stride.watch(model) before the loop"
     )
 
 
 def tell_of_placeholder(step: int) -> None:
-    """Warn that the script may count the placeholder of a rank without samples."""
+    """Warn that the script may count the placeholder sample of a rank with a share of 0."""
     logger.warning(
         "this rank had no samples in step %d and ran one placeholder sample instead. The script "
         "never reads stride.samples, and len(batch) counts the placeholder as a sample. Use "
@@ -302,57 +302,57 @@ def tell_of_placeholder(step: int) -> None:
 
 
 def tell_if_overruled(in_script: int, in_environment: int | None) -> None:
-    """Warn if the environment has a global batch, and the script another one, which counts.
+    """Warn if script and environment name different global batches; the script's is used.
 
-    For the environment, 0 and ``None`` ask for no number.
+    In the environment, 0 and ``None`` stand for no number.
     """
     if in_environment and in_environment != in_script:
         logger.warning(
-            "EVENSTRIDE_GLOBAL_BATCH is %d, and the script says global_batch=%d, which counts; "
-            'write global_batch="auto" and its bounds to have it set from outside',
+            "EVENSTRIDE_GLOBAL_BATCH is %d, but the script's global_batch=%d is used; to set it "
+            'from outside, write global_batch="auto" and its bounds in the script',
             in_environment,
             in_script,
         )
 
 
 def tell_of_models(step: int) -> None:
-    """Warn that the run ends in the midst of a round of local steps."""
+    """Warn that the run ends between two averages of local SGD."""
     logger.warning(
-        "the run ends after step %d, in the midst of a round of local steps, so that each rank has "
-        "a model of its own, and none is the average; train to the end of an epoch, set the limit "
-        "of steps by EVENSTRIDE_MAX_STEPS, or save with a Checkpointer before close(), which "
-        "averages them",
+        "the run ends after step %d, between two averages of the local steps, so the models of the "
+        "ranks differ. Train to the end of an epoch, set the number of steps with "
+        "EVENSTRIDE_MAX_STEPS, or save with a Checkpointer before close(), which averages the "
+        "models",
         step,
     )
 
 
 def tell_of_late_gradient() -> None:
-    """Warn that the run ends before the gradient of its last step was applied."""
+    """Warn that the gradient of the last step is never applied."""
     logger.warning(
-        "the run ends while the gradient of its last step is on its way, which is never applied; "
-        "train to the end of an epoch, set the limit of steps by EVENSTRIDE_MAX_STEPS, or save "
-        "with a Checkpointer before close(), which applies it"
+        "the run ends before the gradient of its last step was applied, so it is lost. Train to "
+        "the end of an epoch, set the number of steps with EVENSTRIDE_MAX_STEPS, or save with a "
+        "Checkpointer before close(), which applies it",
     )
 
 
 def tell_of_changed_gradients(step: int) -> None:
-    """Warn that gradients were changed between two micro-batches."""
+    """Warn that gradients were changed between two micro-batches of a step."""
     logger.warning(
-        "the gradients were changed between two micro-batches of step %d, where they are only a "
-        "part of the step's gradient, on this rank alone. Clip, unscale and zero them under "
+        "the gradients were changed between two micro-batches of step %d. At that point they are "
+        "only this rank's part of the step's gradient. Clip, unscale and zero them under "
         "`if stride.synced:`. The line is probably %s",
         step,
         line_with("clip_grad", "unscale_", "zero_grad"),
     )
 
 
-def tell_if_epochs_begin_anew(epoch: int) -> None:
-    """Warn if the loop around the training loop does not know that the run was restored."""
+def tell_if_epochs_restart(epoch: int) -> None:
+    """Warn if the loop over epochs does not start at the epoch of the restored run."""
     if epoch and (found := range_behind(epoch)) is not None:
         line, text = found
         logger.warning(
-            "training goes on in epoch %d, but the loop over %s at %s does not begin there. If it "
-            "counts all epochs, the run trains too many: write range(stride.epoch, epochs)",
+            "training continues in epoch %d, but the loop over %s at %s does not start there. If "
+            "it counts all epochs, the run trains too many: write range(stride.epoch, epochs)",
             epoch,
             text,
             line,
@@ -360,11 +360,11 @@ def tell_if_epochs_begin_anew(epoch: int) -> None:
 
 
 def end_program(rank: int, max_steps: int | None) -> NoReturn:
-    """End the program, with exit code 0, because no further step is allowed; rank 0 reports it.
+    """End the program with exit code 0, because no further step is allowed; rank 0 logs it.
 
-    A pass without batches would break scripts that use the variables of their loop, and an endless
-    generator over the loader would never end. ``max_steps`` is ``None`` in a calibration, which has
-    its own end.
+    A pass without batches would break scripts that read their loop variables after the loop. An
+    endless generator over the loader would never end. ``max_steps`` is ``None`` in a calibration,
+    which ends by itself.
     """
     if rank == 0 and max_steps is not None:
         logger.warning(
@@ -377,23 +377,24 @@ def end_program(rank: int, max_steps: int | None) -> NoReturn:
 
 def not_stepped(step: int) -> UsageError:
     return UsageError(
-        f"the next batch was asked for, and no optimizer has stepped in step {step}, which is "
-        "when this mode of synchronisation exchanges; call optimizer.step() after each step's "
-        "last backward pass"
+        f"the next batch was fetched, but no optimizer has stepped in step {step}. In this mode of "
+        "synchronisation the ranks exchange at the optimizer's step; call optimizer.step() after "
+        "the last backward pass of each step"
     )
 
 
 def user_line() -> str:
-    """Return file and line of the innermost call from outside of libraries."""
+    """Return file and line of the innermost call that is not in a library."""
     frames = list(_frames())
     frame = next((one for one in frames if not _of_library(one)), frames[0] if frames else None)
     return "an unknown line" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
 def line_with(*patterns: str) -> str:
-    """Return the first line of the calling function that has one of some patterns, in their order.
+    """Return the first line of the calling function that matches a pattern, as ``FILE:LINE``.
 
-    The line of the call itself if there is none, or the source is not there.
+    Patterns are tried in order. If no line matches, or the source is missing, returns the line of
+    the call.
     """
     frame = next((one for one in _frames() if not _of_library(one)), None)
     if frame is None:
@@ -402,7 +403,7 @@ def line_with(*patterns: str) -> str:
         lines, first = inspect.getsourcelines(frame.f_code)
     except (OSError, TypeError):
         return user_line()
-    first = max(first, 1)  # of a module it is 0
+    first = max(first, 1)  # 0 for a module
     for pattern in patterns:
         for number, line in enumerate(lines, first):
             if re.search(pattern, line.partition("#")[0]):
@@ -413,13 +414,13 @@ def line_with(*patterns: str) -> str:
 def range_behind(epoch: int) -> tuple[str, str] | None:
     """Return line and text of the ``range`` that counts epochs, if it is behind the run's epoch.
 
-    Only the innermost loop over a ``range`` around the training loop is looked at. ``None`` if
-    there is none, its counter is not behind, or it takes `Stride.epoch` into account.
+    Only the innermost loop over a ``range`` around the training loop is examined. Returns ``None``
+    if no such loop exists, its counter is not behind, or it takes `Stride.epoch` into account.
     """
     for frame in _frames():
         hands_through = bool(frame.f_code.co_flags & inspect.CO_GENERATOR)
         if _of_library(frame):
-            if not hands_through:  # a framework that counts epochs itself
+            if not hands_through:  # a framework that counts epochs by itself
                 return None
             continue
         loop = _range_loop(frame)
@@ -429,13 +430,13 @@ def range_behind(epoch: int) -> tuple[str, str] | None:
             if not behind or _knows_epoch(frame, loop.iter):
                 return None
             return f"{frame.f_code.co_filename}:{loop.lineno}", ast.unparse(loop.iter)
-        if hands_through:  # whoever draws from it may count something else
+        if hands_through:  # the consumer of this generator may count something else
             return None
     return None
 
 
 def _frames() -> Iterator[FrameType]:
-    """Yield the frames that are neither ours nor torch's, innermost first."""
+    """Yield the frames that are neither evenstride's nor torch's, innermost first."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if not frame.f_code.co_filename.startswith(_OURS):
@@ -455,7 +456,6 @@ def _tree(frame: FrameType) -> ast.Module:
 
 
 def _range_loop(frame: FrameType) -> ast.For | None:
-    """Return the innermost loop over a ``range`` that a frame is in."""
     within = [
         node
         for node in ast.walk(_tree(frame))

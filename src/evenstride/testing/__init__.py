@@ -1,4 +1,4 @@
-"""Test your own training code on real processes: `RankPool`, `run_ranks`; `FakeClock` for time.
+"""Test training code on several processes with `RankPool` or `run_ranks`, and a `FakeClock`.
 
 Start with `ranks`. Scripted faults are in `faults`.
 """

@@ -1,13 +1,13 @@
-"""A clock that a test moves."""
+"""A clock that a test sets."""
 
 from __future__ import annotations
 
 
 class FakeClock:
-    """A clock for tests: calling it returns the time, which passes only by `spend`.
+    """A clock for tests. A call returns the time, and only `spend` advances it.
 
     Args:
-        now_s: the time at the start, in seconds.
+        now_s: initial time in seconds.
 
     >>> clock = FakeClock(100.0)
     >>> clock.spend(0.5)
@@ -23,9 +23,9 @@ class FakeClock:
         return self.now_s
 
     def spend(self, seconds: float) -> None:
-        """Let time pass.
+        """Advance the time.
 
         Args:
-            seconds: how much.
+            seconds: duration to advance by.
         """
         self.now_s += seconds

@@ -1,4 +1,4 @@
-"""Run a function as several ranks of one process group, each in a process of its own."""
+"""Run a function as several ranks of one process group, each in its own process."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from typing import Any, Self
 from evenstride.runtime.launching.rank_environment import LOCAL
 
 _LOOPBACK = "127.0.0.1"
-# How long the other ranks may still finish after one has failed.
+# Time for the other ranks to finish after one has failed.
 _AFTERMATH_S = 2.0
 
 
@@ -36,10 +36,10 @@ class _Job:
 
 
 class RankPool:
-    """Processes that are kept, torch imported, between runs, because starting them is slow.
+    """Processes with torch imported, which several runs use, because starting them is slow.
 
-    Use it as a context manager, or call `close`. A run that fails or hangs ends all processes;
-    the next one starts new ones. Ranks see one thread, loopback only, and a Gloo group.
+    Use it as a context manager, or call `close`. A run that fails or hangs ends all processes, and
+    the next run starts new ones. Each rank has one thread and a Gloo group on loopback.
     """
 
     def __init__(self) -> None:
@@ -57,15 +57,15 @@ class RankPool:
         """Return ``[fn(0, *args), ..., fn(world_size - 1, *args)]``, one process each.
 
         Args:
-            fn: importable by name; called with the rank first. Its result must be plain data:
-                a tensor dies with its process.
+            fn: function that can be imported by name. Its first argument is the rank. Its result
+                must be plain data, because a tensor does not outlive its process.
             world_size: number of ranks.
-            *args: picklable.
-            timeout_s: deadline for all ranks together.
-            group_timeout_s: the process group's own timeout; the deadline if ``None``.
+            *args: further arguments, which must be picklable.
+            timeout_s: deadline for all ranks together, in seconds.
+            group_timeout_s: timeout of the process group in seconds; ``timeout_s`` if ``None``.
 
         Raises:
-            AssertionError: a rank raised (its traceback is in the message), died, or was still
+            AssertionError: a rank raised (the message has its traceback), died, or was still
                 running at the deadline.
         """
         self._start(world_size)
@@ -126,8 +126,8 @@ class RankPool:
             if failures:
                 deadline_s = min(deadline_s, time.monotonic() + _AFTERMATH_S)
         if failures:
-            told = "\n".join(f"rank {r}:\n{text}" for r, text in sorted(failures.items()))
-            raise AssertionError(f"{len(failures)} of {world_size} ranks failed\n{told}")
+            texts = "\n".join(f"rank {r}:\n{text}" for r, text in sorted(failures.items()))
+            raise AssertionError(f"{len(failures)} of {world_size} ranks failed\n{texts}")
         late = sorted(set(range(world_size)) - results.keys())
         if late:
             self._show_stacks(late)
@@ -135,7 +135,7 @@ class RankPool:
         return [results[rank] for rank in range(world_size)]
 
     def _show_stacks(self, ranks: list[int]) -> None:
-        """Let hung ranks print where all their threads are."""
+        """Make hung ranks print the stacks of all their threads."""
         for rank in ranks:
             os.kill(self._processes[rank].pid, signal.SIGUSR1)
         wait([self._pipes[rank] for rank in ranks], _AFTERMATH_S)
@@ -152,14 +152,14 @@ class RankPool:
 def run_ranks(
     fn: Callable[..., Any], world_size: int, *args: object, timeout_s: float = 60.0
 ) -> list[Any]:
-    """Return what `RankPool.run` returns, from processes of its own that are gone afterwards."""
+    """Return the result of `RankPool.run`, from new processes that end with the call."""
     with RankPool() as pool:
         return pool.run(fn, world_size, *args, timeout_s=timeout_s)
 
 
 @contextlib.contextmanager
 def _environment(variables: dict[str, str]) -> Iterator[None]:
-    """Set variables that are not set, for the processes started inside."""
+    """Set environment variables that are unset, for processes started in the block."""
     mine = {name: value for name, value in variables.items() if name not in os.environ}
     os.environ.update(mine)
     try:
@@ -171,7 +171,7 @@ def _environment(variables: dict[str, str]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def loopback_store() -> Iterator[int]:
-    """Serve a store for one process group on a free loopback port, and yield the port."""
+    """Serve a store for one process group on a free loopback port; yield the port."""
     from evenstride.runtime.store.store_server import serve_store
 
     with serve_store(_LOOPBACK) as (_, port):
@@ -180,7 +180,7 @@ def loopback_store() -> Iterator[int]:
 
 def _serve(pipe: Connection) -> None:
     faulthandler.register(signal.SIGUSR1, all_threads=True)
-    # Data-loader workers of a rank start as they would in a script run from the shell.
+    # Loader processes of a rank start as in a script that is run from the shell.
     mp.set_start_method("fork", force=True)
     import torch
 
@@ -192,7 +192,7 @@ def _serve(pipe: Connection) -> None:
             return
         try:
             answer = (True, _as_rank(job))
-        except BaseException:  # everything a rank may die of belongs in the report
+        except BaseException:  # the report has every cause of a failure
             answer = (False, traceback.format_exc())
         pipe.send(answer)
 
@@ -213,18 +213,18 @@ def _as_rank(job: _Job) -> Any:
     finally:
         take_down_group()
         _forget_meshes()
-        # A process group left to the garbage collector may be taken down in a process that the
-        # next run forks, and crash it.
+        # The garbage collector might destroy a process group in a process that the next run
+        # forks, and crash it.
         gc.collect()
-        # What is left stays, modules above all: looking through it takes longer than most runs.
+        # The remaining objects, such as modules, stay. To scan them takes longer than most runs.
         gc.freeze()
 
 
 def _forget_meshes() -> None:
-    """Clear what DTensor has kept about the run's device meshes."""
-    # A mesh of the next run compares equal to one of this run, so its results would be looked up
-    # and name process groups that are gone (seen in torch 2.13: "Could not resolve the process
-    # group registered under the name 9").
+    """Clear the caches of DTensor about the device meshes of the run."""
+    # A mesh of the next run compares equal to one of this run. DTensor would use the cached results
+    # for it, which name destroyed process groups. (Seen in torch 2.13: "Could not resolve the
+    # process group registered under the name 9".)
     if "torch.distributed.tensor" not in sys.modules:
         return
     from torch.distributed.tensor import DTensor, debug

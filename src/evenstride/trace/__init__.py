@@ -1,4 +1,4 @@
-"""The record of a run: events and decisions as versioned JSON lines.
+"""The trace of a run: events and decisions as versioned JSON lines.
 
 Start with `codec` for the format, `read` for records and `run_log` for whole runs.
 """

@@ -1,7 +1,7 @@
-"""Events and instructions as plain JSON and back, without losing a bit, and the trace file of both.
+"""Encode events and instructions as JSON and back, without loss, and write them to a trace file.
 
-Floats are written with Python's shortest round-trip representation, so reading gives the very
-same numbers; keys keep the order of the fields, so equal values give equal bytes.
+Floats are written with Python's shortest round-trip representation, so reading returns exactly the
+same numbers. Keys keep the order of the fields, so equal values give equal bytes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from evenstride.errors import TraceError
 from evenstride.trace.read import FORMAT
 
 _BY_TAG = {kind.__name__: kind for kind in get_args(Event) + get_args(Instruction)}
-# Times and loads of an observation that may not be known.
+# Times and loads of an observation that may be unknown.
 _MAYBE_UNKNOWN = (
     "busy_s",
     "wait_s",
@@ -36,41 +36,41 @@ _MAYBE_UNKNOWN = (
 
 
 def dumps(value: object) -> str:
-    """Return the one canonical JSON text of a value, which must hold no NaN or infinity."""
+    """Return the canonical JSON text of a value, which must contain no NaN or infinity."""
     return json.dumps(value, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
 
 
 def encode(value: Event | Instruction) -> dict[str, Any]:
     """Return the value as JSON types, with its kind under ``type``."""
     plain = {"type": type(value).__name__, **_plain(value)}
-    if plain.get("last") is False:  # as hardly any is; older traces do not say it either
+    if plain.get("last") is False:  # the usual case; older traces do not contain it either
         del plain["last"]
-    if plain.get("epoch", 0) is None:  # older traces do not say it either
+    if plain.get("epoch", 0) is None:  # older traces do not contain it either
         del plain["epoch"]
     return plain
 
 
 def decode(plain: Any) -> Event | Instruction:
-    """Return what `encode` wrote; a field that an older version did not write has its default.
+    """Return the value that `encode` wrote; a field missing in older versions has its default.
 
     Raises:
-        TraceError: the value is no event or instruction, or its fields do not fit.
+        TraceError: the value is not an event or instruction, or its fields are invalid.
     """
     tag = plain.get("type") if isinstance(plain, dict) else plain
     if not isinstance(tag, str) or tag not in _BY_TAG:
         shown = str(tag)[:40]
-        raise TraceError(f"{shown!r} is neither an event nor an instruction of this version")
+        raise TraceError(f"{shown!r} is not an event or instruction of this version")
     try:
         known = [f for f in fields(_BY_TAG[tag]) if f.name in plain or f.default is MISSING]
         values = {f.name: _value(tag, f.name, plain[f.name]) for f in known}
         built: Event | Instruction = _BY_TAG[tag](**values)
     except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise TraceError(f"a {tag} lacks a field or has a wrong one: {error}") from None
+        raise TraceError(f"a {tag} record has a missing or invalid field: {error}") from None
     return built
 
 
 def encode_observation(observation: Observation) -> dict[str, Any]:
-    """Return one observation as JSON types; a time or load that is not finite becomes ``null``."""
+    """Return one observation as JSON types; a non-finite time or load becomes ``null``."""
     plain = _plain(observation)
     for name in _MAYBE_UNKNOWN:
         plain[name] = _finite(plain[name])
@@ -78,9 +78,9 @@ def encode_observation(observation: Observation) -> dict[str, Any]:
 
 
 def decode_observation(plain: Any) -> Observation:
-    """Return the observation that `encode_observation` wrote; ``null`` is not a number again."""
+    """Return the observation that `encode_observation` wrote; ``null`` becomes NaN again."""
     if not isinstance(plain, dict):
-        raise TypeError(f"an observation must be an object, not {str(plain)[:40]}")
+        raise TypeError(f"an observation must be a JSON object, not {str(plain)[:40]}")
     values = {name: _tuples(value) for name, value in plain.items()}
     for name in _MAYBE_UNKNOWN:
         if name in values:
@@ -135,14 +135,14 @@ def _value(tag: str, name: str, plain: Any) -> Any:
 
 def _whole_numbers(plain: Any) -> tuple[int, ...]:
     if not isinstance(plain, list) or not all(isinstance(one, int) for one in plain):
-        raise TypeError(f"shares must be a list of whole numbers, not {str(plain)[:40]}")
+        raise TypeError(f"shares must be a list of integers, not {str(plain)[:40]}")
     return tuple(plain)
 
 
 def _worker(plain: Any) -> Worker:
     worker = Worker(**plain)
     if not isinstance(worker.name, str):
-        raise TypeError(f"a worker's name must be text, not {str(worker.name)[:40]}")
+        raise TypeError(f"a worker's name must be a string, not {str(worker.name)[:40]}")
     return worker
 
 
@@ -151,16 +151,16 @@ def _tuples(plain: Any) -> Any:
 
 
 class TraceWriter:
-    """One run's trace, written by its leader alone; a crash at any byte loses one record at most.
+    """A run's trace, written only by its leader; a crash loses at most one record.
 
-    Every record is one line, handed to the kernel in one ``write``, so that it survives the
-    death of the process; it is not forced to the disk, which would cost more than it is worth
-    in the middle of training. An existing file is continued: what a crash left of its last
-    line is closed with a line end, and a new header follows.
+    Every record is one line, passed to the kernel in one ``write``. So it survives the end of the
+    process. It is not forced to the disk, because that would be too expensive during training. An
+    existing file is continued: an incomplete last line after a crash is closed with a line end, and
+    a new header follows.
 
     Args:
-        path: the file; its folder is made.
-        header: facts about the run; a replay needs ``policy``, a specification.
+        path: the file; its folder is created.
+        header: properties of the run; a replay needs ``policy``, a specification.
     """
 
     def __init__(self, path: Path, header: dict[str, Any]) -> None:
@@ -183,7 +183,7 @@ class TraceWriter:
         verdict: Iterable[Instruction],
         committed_at_s: float | None = None,
     ) -> None:
-        """Append an event, decided on ``at_s`` seconds into the run, and what the control answered.
+        """Append an event, decided ``at_s`` seconds into the run, and the instructions.
 
         ``committed_at_s`` is when the latest of an exchange's steps was committed, if known.
         """

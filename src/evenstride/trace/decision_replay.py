@@ -1,4 +1,4 @@
-"""Decide everything again from a trace, and compare byte for byte."""
+"""Repeat all decisions of a trace, and compare them byte for byte."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from evenstride.trace.read import read_records
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """Outcome of a replay.
+    """The result of a replay.
 
     Args:
-        events: events replayed.
+        events: number of events replayed.
         differences: for each differing event its number (from 0), and both texts of the
             instructions: recorded, replayed.
     """
@@ -30,23 +30,23 @@ class Replay:
 
     @property
     def identical(self) -> bool:
-        """Whether every decision came out the same."""
+        """Whether every decision was the same."""
         return not self.differences
 
 
 def replay(run: Path, policy: Policy[Any] | None = None) -> Replay:
-    """Return what the control decides on a trace's events, against what it decided then.
+    """Return the decisions on a trace's events, compared with the recorded ones.
 
-    Same machine and same numpy give the same bytes. An event whose instructions were cut off
+    The same machine and numpy give the same bytes. An event whose instructions were cut off
     by a crash is replayed but not compared.
 
     Args:
         run: The trace.
-        policy: The policy of the run, if it was an object of the script's own; else the trace
+        policy: The policy of the run, if it was an object of the script; otherwise the trace
             names it.
 
     Raises:
-        TraceError: the trace cannot be read, or has no header that names a policy.
+        TraceError: the trace cannot be read, or has no header with a policy.
     """
     outcome, control, pending = Replay(0, ()), None, None
     for record in read_records(run):
@@ -56,7 +56,7 @@ def replay(run: Path, policy: Policy[Any] | None = None) -> Replay:
             case "event" if pending is not None:
                 raise TraceError(
                     f"event {outcome.events - 1} of the trace has no instructions, but the trace "
-                    "goes on; it was changed after it was written"
+                    "continues; it was changed after it was written"
                 )
             case "event" if control is not None:
                 event: Any = decode(record["event"])
@@ -71,15 +71,15 @@ def replay(run: Path, policy: Policy[Any] | None = None) -> Replay:
 def _start(header: dict[str, Any], policy: Policy[Any] | None) -> Control:
     spec = header.get("policy")
     if not isinstance(spec, str):
-        raise TraceError("the trace's header names no policy, so its decisions cannot be replayed")
+        raise TraceError("cannot replay the trace: its header names no policy")
     try:
         policy = policy or policy_from_spec(spec)
     except UnknownPolicy:
         raise TraceError(
-            f"the run's policy {spec} is not one of evenstride's, so the trace does not hold its "
-            "rule; give it to replay(run, policy=...)"
+            f"cannot replay policy {spec}: it is not a policy of evenstride, so the trace does not "
+            "contain its rule; pass it to replay(run, policy=...)"
         ) from None
-    # A trace without the fraction is of a version that did not look at memory.
+    # A trace without the fraction is of a version without memory limits.
     return Control(policy, memory_fraction=header.get("memory_fraction"))
 
 

@@ -1,7 +1,7 @@
-"""Read a trace: whole or cut off at any byte, strictly or as far as it goes, also while it grows.
+"""Read a trace: whole or truncated, strictly or leniently, also while it grows.
 
-`read_records` refuses a trace that is broken, as decisions hang on it. Who only looks is better
-served with what is there: `TraceTail` passes over a damaged line, and tells of it.
+`read_records` rejects a damaged trace, because decisions depend on it. For displays, `TraceTail`
+skips a damaged line and reports it.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from evenstride.core.gradients.noise_scale import GradientNorms
 from evenstride.errors import TraceError
 
 FORMAT = 1
-"""Version of the format; a reader refuses a later one."""
+"""Version of the format; a reader rejects later ones."""
 TRACE_NAME = "trace.jsonl"
 """Name of the trace file inside a run's folder."""
 _MOST_BELOW = 6
-# Of the longest record, and of what each worker may add to it.
+# Largest size of a record, and the size that each worker may add to it.
 _RECORD_BYTES = 1 << 22
 _WORKER_BYTES = 1 << 18
 _MOST_WORKERS = 100_000
 _BYTES_AT_ONCE = 1 << 24
 _BYTES_LOOKED_AT = 256
-_MOST_TOLD = 20
+_MOST_REPORTED = 20
 
 
 def trace_path(run: Path) -> Path:
     """Return the trace file of a run, given its folder or the file itself.
 
     Raises:
-        TraceError: there is none.
+        TraceError: it does not exist.
     """
     path = run / TRACE_NAME if run.is_dir() else run
     if not path.is_file():
@@ -47,27 +47,27 @@ def trace_path(run: Path) -> Path:
 def _instead(run: Path) -> str:
     if not run.exists():
         return (
-            "there is no such file or folder; name a run's folder or its trace file (a run writes "
+            "there is no such file or folder; give a run's folder or its trace file (a run writes "
             "one when EVENSTRIDE_TRACE or Stride(trace=...) names a path)"
         )
     below = sorted(path.parent for path in run.glob(f"*/{TRACE_NAME}")) if run.is_dir() else []
     if not below:
         return (
-            f"{run} is there, but nothing has written a trace into it; a run does when "
+            f"{run} exists, but contains no trace; a run writes one when "
             "EVENSTRIDE_TRACE or Stride(trace=...) names the folder"
         )
     more = f" and {len(below) - _MOST_BELOW} more" if len(below) > _MOST_BELOW else ""
-    return f"these below it have one: {', '.join(map(str, below[:_MOST_BELOW]))}{more}"
+    return f"these folders below it have one: {', '.join(map(str, below[:_MOST_BELOW]))}{more}"
 
 
 def read_records(run: Path) -> Iterator[dict[str, Any]]:
     """Yield the records in order.
 
-    A line that a crash cut short is passed over: it is either the last line, or followed by
+    A line that a crash cut short is skipped: it is either the last line, or followed by
     the header of the run that continued the file.
 
     Raises:
-        TraceError: there is no such file, it is not a trace, or a line is broken elsewhere.
+        TraceError: the file is missing, is not a trace, or has another damaged line.
     """
     path = trace_path(run)
     broken: int | None = None
@@ -85,8 +85,8 @@ def read_records(run: Path) -> Iterator[dict[str, Any]]:
                 broken = number
                 continue
             if record["kind"] == "header":
-                if told := foreign_format(record.get("format")):
-                    raise TraceError(f"{path}, line {number}: {told}")
+                if problem := foreign_format(record.get("format")):
+                    raise TraceError(f"{path}, line {number}: {problem}")
                 most = longest_record(record.get("world_size"))
             elif broken is not None or number == 1:
                 raise _unreadable(path, broken or 1)
@@ -97,13 +97,13 @@ def read_records(run: Path) -> Iterator[dict[str, Any]]:
 
 
 def read_noise(run: Path) -> Iterator[tuple[int, GradientNorms]]:
-    """Yield the measured steps of a run, each with what its gradient told of its noise.
+    """Yield the measured steps of a run, each with the norms of its gradient.
 
-    Steps are counted from the start of the process that trained them, as in all records; they come
-    in the order in which the leader heard of them. A run that did not measure yields nothing.
+    Steps count from the start of the process that trained them, as in all records. They are in
+    the order in which the leader received them. A run without noise measurements yields nothing.
 
     Raises:
-        TraceError: the trace cannot be read, or a record of noise lacks a number.
+        TraceError: the trace cannot be read, or a noise record lacks a number.
     """
     for record in read_records(run):
         if record["kind"] == "noise":
@@ -111,43 +111,43 @@ def read_noise(run: Path) -> Iterator[tuple[int, GradientNorms]]:
 
 
 def norms_of(record: dict[str, Any], run: Path) -> tuple[int, GradientNorms]:
-    """Return the step of a record of noise, and what its gradient told; else raise `TraceError`."""
+    """Return the step of a noise record, and the norms of its gradient, or raise `TraceError`."""
     names = [field.name for field in fields(GradientNorms)]
     if not all(isinstance(record.get(name), int | float) for name in ("step", *names)):
         raise TraceError(
-            f"a record of noise in {run} lacks one of the numbers step, {', '.join(names)}; it "
+            f"a noise record in {run} lacks one of the numbers step, {', '.join(names)}; it "
             "was changed after it was written"
         )
     return record["step"], GradientNorms(**{name: record[name] for name in names})
 
 
 class DataPass(NamedTuple):
-    """Where a pass over the data began."""
+    """The start of a pass over the data."""
 
-    step: int  # with which it began, counted from the start of the process
+    step: int  # its first step, counted from the start of the process
     epochs: float  # trained before it
     samples: int  # of an epoch
     batch: int  # of its steps
-    at_s: float | None  # ``None`` where the trace does not tell
+    at_s: float | None  # time of its start; ``None`` if the trace does not contain it
 
 
 def pass_of(record: dict[str, Any], batch: Any, run: Path) -> DataPass:
-    """Return a record of a pass; `TraceError` if a number lacks.
+    """Return a record of a pass; `TraceError` if a number is missing.
 
-    ``batch`` counts where the record has none: older versions changed none in a run.
+    ``batch`` is used if the record has none: older versions never changed it in a run.
     """
-    told: list[Any] = [record.get(name) for name in ("step", "epochs", "samples")]
+    values: list[Any] = [record.get(name) for name in ("step", "epochs", "samples")]
     batch = record.get("global_batch", batch)
-    sound = all(map(is_number, told))
+    sound = all(map(is_number, values))
     if not sound or not is_number(batch):
         lacking = "global_batch" if sound else "step, epochs, samples"
         raise TraceError(
-            f"a pass record in {run} lacks one of {lacking}, or has no finite number there; it was "
-            "changed after it was written"
+            f"a pass record in {run} lacks one of {lacking}, or has a non-finite number there; it "
+            "was changed after it was written"
         )
     begun_s = record.get("at_s")
     at_s = float(begun_s) if is_number(begun_s) else None
-    step, epochs, samples = told
+    step, epochs, samples = values
     return DataPass(int(step), float(epochs), int(samples), int(batch), at_s)
 
 
@@ -157,10 +157,10 @@ def is_number(value: Any) -> TypeGuard[float]:
 
 
 def longest_record(workers: object) -> int:
-    """Return the number of bytes that one record may have, in a run of so many workers.
+    """Return the largest number of bytes of one record, in a run with this number of workers.
 
-    An exchange holds up to 512 steps of each worker, some 130 kB if each of them has another share.
-    A longer line is damaged, or was never written by a run; to decode it could take minutes.
+    An exchange holds up to 512 steps of each worker, about 130 kB if each of them has another
+    share. A longer line is damaged, or was never written by a run; decoding it could take minutes.
     """
     known = workers if isinstance(workers, int) else 1
     return _RECORD_BYTES + min(max(known, 1), _MOST_WORKERS) * _WORKER_BYTES
@@ -169,18 +169,18 @@ def longest_record(workers: object) -> int:
 def _parsed(line: bytes) -> dict[str, Any] | None:
     try:
         record = json.loads(line)
-    except (ValueError, RecursionError):  # malformed JSON or a code point cut in two
+    except (ValueError, RecursionError):  # malformed JSON or a truncated code point
         return None
     return record if isinstance(record, dict) and "kind" in record else None
 
 
 def foreign_format(version: Any) -> str:
-    """Return what is to be said of a trace's format that is not read here; else nothing."""
-    told = f"trace format {str(version)[:20]!r}"
+    """Return the problem of a trace's format that cannot be read; empty if it can."""
+    name = f"trace format {str(version)[:20]!r}"
     if isinstance(version, bool) or not isinstance(version, int) or version < 1:
-        return f"{told}, which no version of evenstride writes; restore the file"
+        return f"{name} is not written by any version of evenstride; restore the file"
     if version > FORMAT:
-        return f"{told}, and this version of evenstride reads up to {FORMAT}; install a later one"
+        return f"{name} is newer than this version of evenstride (up to {FORMAT}); upgrade it"
     return ""
 
 
@@ -191,71 +191,71 @@ def _may_be_cut_header(path: Path) -> bool:
 
 def _too_long(path: Path, number: int, most: int) -> TraceError:
     return TraceError(
-        f"{path}, line {number} is longer than {most / 1e6:.1f} MB, the most that a record of this "
-        "run can have; restore the file, or remove that line"
+        f"{path}, line {number} is longer than {most / 1e6:.1f} MB, the limit for a record of this "
+        "run; restore the file, or remove that line"
     )
 
 
 def _unreadable(path: Path, number: int) -> TraceError:
     return TraceError(
-        f"{path}, line {number} is not a trace record, and lines follow it; only the last line "
-        "of a run may be cut short. Restore the file, or cut it off before that line"
+        f"{path}, line {number} is not a trace record, but lines follow it; only the last line "
+        "of a run may be truncated. Restore the file, or truncate it before that line"
     )
 
 
 class TraceTail:
-    """Hands out the records of a trace that may still be growing, each once."""
+    """Reads the records of a trace that may still be growing, each once."""
 
     def __init__(self, run: Path) -> None:
         self.path = trace_path(run)
         self._file: tuple[int, int] | None = None
-        self.restarts = 0  # how often the file was replaced, so that all that was read is void
+        self.restarts = 0  # number of times that the file was replaced
         self._begin()
 
     def _begin(self) -> None:
         self._offset, self._line, self._rest = 0, 0, b""
-        self._before = b""  # what stands right before the offset
-        self._known = False  # whether the records that come are of a version that is read
+        self._before = b""  # bytes right before the offset
+        self._known = False  # whether the current records have a readable version
         self._broken: tuple[int, int] | None = None  # first and last line
-        self._told: list[str] = []
+        self._problems: list[str] = []
         self._headers = 0
         self._most = longest_record(None)
-        self._skipped = 0  # bytes read so far of a line that is too long to be a record
+        self._skipped = 0  # bytes read so far of an overlong line
 
     @property
     def unread(self) -> tuple[str, ...]:
         """What could not be read so far, one sentence each."""
-        told = [*self._told, *self._of_broken()]
+        problems = [*self._problems, *self._of_broken()]
         if unended := self._skipped + len(self._rest):
-            told.append(
-                f"line {self._line + 1} is not whole: {unended} bytes that are still being "
+            problems.append(
+                f"line {self._line + 1} is incomplete: {unended} bytes that are still being "
                 "written, or were cut off by a crash"
             )
         if not self._line and not unended:
-            told.append("the file is empty: nothing was written yet")
-        elif not self._headers:  # which lines are passed over then says nothing
+            problems.append("the file is empty: nothing was written yet")
+        elif not self._headers:  # which lines are skipped then has no meaning
             return (
-                "there is no header, so this is no trace of a run, or its first line is gone; name "
-                "a run's folder, or the trace.jsonl in it",
+                "the header is missing, so this is not a run's trace, or its first line is lost; "
+                "give a run's folder, or the trace.jsonl in it",
             )
-        more = len(told) - _MOST_TOLD
-        return (*told[:_MOST_TOLD], *([f"and {more} more such places"] if more > 0 else []))
+        more = len(problems) - _MOST_REPORTED
+        return (*problems[:_MOST_REPORTED], *([f"and {more} more such places"] if more > 0 else []))
 
     def records(self) -> list[dict[str, Any]]:
-        """Return records that were written since the last call; call again until there are none.
+        """Return the records written since the last call; call again until the list is empty.
 
         Cost:
-            memory for 16 MiB of the file or its longest record, and its records. A line that is
+            Memory for 16 MiB of the file or its longest record, and its records. A line that is
             longer than any record of the run is skipped, not decoded.
 
         Raises:
-            OSError: the file cannot be read any more.
+            OSError: the file can no longer be read.
         """
         found: list[dict[str, Any]] = []
         with self.path.open("rb") as file:
             self._look_at(file)
             file.seek(self._offset)
-            # There may be none for long: a run of a later version, or one long line.
+            # Many bytes may contain no record: a run of a later version, or one long line.
             while not found and (data := file.read(_BYTES_AT_ONCE)):
                 found = self._of(data)
         return found
@@ -282,17 +282,17 @@ class TraceTail:
         """Return whether a line has more bytes than any record of the run, and report it."""
         size, self._skipped = self._skipped + len(line), 0
         if size >= self._most:
-            self._told.append(
+            self._problems.append(
                 f"line {self._line} has {size / 1e6:.1f} MB, more than any record of this run, and "
                 "is skipped"
             )
         return size >= self._most
 
     def _look_at(self, file: BinaryIO) -> None:
-        """Begin anew if it is another file, or no longer goes on from what was read of it."""
+        """Start again if the file was replaced, or no longer continues what was read of it."""
         stat = os.fstat(file.fileno())
         who = stat.st_dev, stat.st_ino
-        # A file that is overwritten in place is the same one to the system, and may be longer.
+        # A file that is overwritten in place is the same for the system, and may be longer.
         file.seek(self._offset - len(self._before))
         gone = file.read(len(self._before)) != self._before
         if self._file is not None and (who != self._file or gone):
@@ -301,27 +301,27 @@ class TraceTail:
         self._file = who
 
     def _of_run(self, record: dict[str, Any]) -> bool:
-        """Return whether a record is understood; a header tells that of what follows it."""
+        """Return whether a record is readable; a header decides that for the following ones."""
         if record["kind"] == "header":
             foreign = foreign_format(record.get("format"))
             self._headers += 1
             self._known = not foreign
             self._most = longest_record(record.get("world_size"))
-            self._told += self._of_broken(mended=True)
+            self._problems += self._of_broken(mended=True)
             self._broken = None
             if foreign:
-                self._told.append(f"what follows line {self._line} is not shown: {foreign}")
+                self._problems.append(f"the records after line {self._line} are skipped: {foreign}")
         elif not self._known and not self._headers:
             self._pass_over(b"?")
             return False
         return self._known
 
     def _pass_over(self, line: bytes) -> None:
-        if not line.strip():  # what a continued run closes a cut line with
+        if not line.strip():  # a continued run closes a truncated line with it
             return
         first = self._broken[0] if self._broken else self._line
         if self._broken and self._line != self._broken[1] + 1:
-            self._told += self._of_broken()
+            self._problems += self._of_broken()
             first = self._line
         self._broken = first, self._line
 
@@ -330,13 +330,13 @@ class TraceTail:
             return []
         first, last = self._broken
         if first == last and mended and first > 1:
-            return [f"line {first} was cut short by a crash; the run went on behind it"]
+            return [f"line {first} was cut short by a crash; the run continued after it"]
         lines = f"line {first} is" if first == last else f"lines {first} to {last} are"
-        return [f"{lines} no record of a trace, and passed over"]
+        return [f"{lines} not a trace record and skipped"]
 
 
 class LineTail:
-    """Hands out the complete lines of a file that another process writes; it need not exist yet."""
+    """Reads the complete lines of a file that another process writes; it need not exist yet."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._offset = path, 0

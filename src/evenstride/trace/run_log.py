@@ -1,11 +1,11 @@
-"""A run, folded from the records of its trace: processes, generations of workers, and its course.
+"""A run, built from the records of its trace: processes, generations, and training history.
 
-Decisions hang on a trace that is planned or compared by, so there one damaged record is an error.
-A display is better served with what is there: it counts damaged records, and goes on.
+A plan or a comparison depends on its trace, so a damaged record is an error there. A display counts
+damaged records and continues.
 
-The course is what was found after how many epochs. A training that was continued has several lives
-in one trace, and one that went back to a checkpoint has trained some epochs twice. What counts is
-the training as it is in the end: what was found beyond the place where it goes on was undone.
+The history holds results by epochs. A resumed run has several processes in one trace, and one that
+went back to a checkpoint has trained some epochs twice. Only the final training counts: results
+beyond the point of resumption were undone.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from evenstride.errors import EvenstrideError, TraceError
 from evenstride.trace.codec import decode
 from evenstride.trace.read import DataPass, is_number, norms_of, pass_of, read_records
 
-_SAME = 1e-9  # epochs, by which sums of steps may differ from a position
+_SAME = 1e-9  # epochs by which sums of steps may differ from a position
 DAMAGED = (
     EvenstrideError,
     KeyError,
@@ -43,30 +43,30 @@ DAMAGED = (
     OverflowError,
     RecursionError,
 )
-"""What a record that was changed after it was written may raise while it is taken."""
+"""Exceptions that a record changed after it was written may raise."""
 
 
 @dataclass(slots=True, eq=False)
 class GenerationLog:
-    """One generation of workers, from the forming of its group to the next one's."""
+    """One generation of workers, from the formation of its group to that of the next."""
 
     workers: tuple[str, ...]  # names, in rank order
     global_batch: int  # samples of a step
-    splits: list[Shares] = field(default_factory=list)  # that were set, in order
-    # what was measured, in the order it was reported
+    splits: list[Shares] = field(default_factory=list)  # in the order in which they were set
+    # measurements, in the order of the reports
     exchanges: list[Exchanged] = field(default_factory=list)
 
     @property
     def observations(self) -> Iterator[Observation]:
-        """What was measured, one worker's steps after the other."""
+        """The measurements, one worker's steps after the other."""
         return (seen for one in self.exchanges for seen in one.observations)
 
 
 @dataclass(slots=True, eq=False)
 class ProcessLog:
-    """What one process of the leader has written: from its header to the next one."""
+    """The records of one process of the leader: from its header to the next one."""
 
-    header: dict[str, Any]  # facts about it
+    header: dict[str, Any]  # properties of the process
     generations: list[GenerationLog] = field(default_factory=list)  # of its workers
     # records of all other kinds, as they are in the trace
     notes: list[dict[str, Any]] = field(default_factory=list)
@@ -77,19 +77,19 @@ class ProcessLog:
 
     @property
     def observations(self) -> Iterator[Observation]:
-        """What was measured, in the order it was reported."""
+        """The measurements, in the order of the reports."""
         return (seen for one in self.generations for seen in one.observations)
 
     @property
     def splits(self) -> Iterator[Shares]:
-        """The splits that were set, the opening first."""
+        """The splits in order, the opening first."""
         return (shares for one in self.generations for shares in one.splits)
 
 
 class TraceFold:
-    """Takes records one after the other, and puts each where its subclass wants it.
+    """Takes records one after the other, and passes each to a method of its subclass.
 
-    A damaged record raises if the fold is strict, and is counted if it is not.
+    A damaged record raises if the fold is strict, and is counted otherwise.
     """
 
     def __init__(self, path: Path, *, strict: bool) -> None:
@@ -107,9 +107,9 @@ class TraceFold:
                 raise
             else:
                 raise TraceError(
-                    f"a record of kind {str(record.get('kind'))[:40]!r} in {self.path} cannot be "
-                    f"used ({type(error).__name__}: {str(error)[:80]}); it was changed after it "
-                    "was written; take the run's own file"
+                    f"invalid record of kind {str(record.get('kind'))[:40]!r} in {self.path} "
+                    f"({type(error).__name__}: {str(error)[:80]}); it was changed after it "
+                    "was written; use the run's original file"
                 ) from None
 
     def _take(self, record: dict[str, Any]) -> None:
@@ -119,8 +119,8 @@ class TraceFold:
             case "event":
                 self._happened(decode(field_of(record, "event", dict, self.path)))
             case "instructions":
-                for told in field_of(record, "instructions", list, self.path):
-                    self._decided(decode(told))
+                for plain in field_of(record, "instructions", list, self.path):
+                    self._decided(decode(plain))
             case _:
                 self._noted(record)
 
@@ -138,10 +138,10 @@ class TraceFold:
 
 
 class RunLog(TraceFold):
-    """All that a run's trace holds, read from beginning to end; any damage is a `TraceError`.
+    """All records of a run's trace, read from beginning to end; any damage is a `TraceError`.
 
-    ``notes_only`` leaves out what the control was told and decided. To decode that takes most
-    of the time, and who polls a trace or looks for metrics has no use for it.
+    ``notes_only`` leaves out events and decisions. Decoding them takes most of the time, and
+    readers that poll a trace or look for metrics do not need them.
     """
 
     def __init__(self, run: Path, *, notes_only: bool = False) -> None:
@@ -153,28 +153,28 @@ class RunLog(TraceFold):
 
     @property
     def observations(self) -> Iterator[Observation]:
-        """What was measured in all processes, in the order it was reported."""
+        """The measurements of all processes, in the order of the reports."""
         return (seen for one in self.processes for seen in one.observations)
 
     @property
     def splits(self) -> tuple[Shares, ...]:
-        """The splits that were set in all processes, the opening first."""
+        """The splits of all processes, the opening first."""
         return tuple(shares for one in self.processes for shares in one.splits)
 
     @property
     def header(self) -> dict[str, Any]:
-        """Facts about the latest process; empty before the first."""
+        """Properties of the latest process; empty before the first."""
         return self.processes[-1].header if self.processes else {}
 
     @property
     def summary(self) -> dict[str, Any]:
-        """What the latest process that ended in order ended with; else empty."""
+        """The summary of the latest process that ended normally; otherwise empty."""
         ended = (note.get("summary", {}) for one in self.processes for note in one.of_kind("ended"))
         return next(reversed(list(ended)), {})
 
     @property
     def opening_batch(self) -> int:
-        """Samples of a step with which the latest process began; 0 before the first."""
+        """Samples of the first step of the latest process; 0 before the first process."""
         begun = [log.generations[0] for log in self.processes if log.generations]
         return begun[-1].global_batch if begun else 0
 
@@ -182,10 +182,10 @@ class RunLog(TraceFold):
     def _now(self) -> GenerationLog:
         """The latest generation of the latest process.
 
-        What an earlier process knew says nothing of this one's workers.
+        The generations of earlier processes had other workers.
         """
         if not self.processes or not self.processes[-1].generations:
-            raise ValueError("something happened to workers that have not met")
+            raise ValueError("an event precedes the formation of its workers")
         return self.processes[-1].generations[-1]
 
     def _begun(self, header: dict[str, Any]) -> None:
@@ -196,17 +196,17 @@ class RunLog(TraceFold):
             case FleetFormed(global_batch=batch, workers=workers):
                 names = tuple(worker.name for worker in workers)
                 self._form(names, batch)
-            case Exchanged(observations=told):
-                self._check_workers(told)
+            case Exchanged(observations=reports):
+                self._check_workers(reports)
                 self._now.exchanges.append(event)
 
-    def _check_workers(self, told: Iterable[Observation]) -> None:
+    def _check_workers(self, reports: Iterable[Observation]) -> None:
         workers = self._now.workers
-        for seen in told:
+        for seen in reports:
             if not 0 <= seen.worker < len(workers):
                 raise TraceError(
-                    f"{self.path} has times of worker {seen.worker}, but {len(workers)} workers; "
-                    "it was changed after it was written; take the run's own file"
+                    f"{self.path} has times of worker {seen.worker}, but only {len(workers)} "
+                    "workers; it was changed after it was written; use the run's original file"
                 )
 
     def _decided(self, instruction: Event | Instruction) -> None:
@@ -217,9 +217,9 @@ class RunLog(TraceFold):
                 self._form(self._now.workers, batch)
 
     def _form(self, workers: tuple[str, ...], batch: int) -> None:
-        # The codec takes any JSON value, and rates are divided by this one.
+        # The codec accepts any JSON value, but speeds are divided by this one.
         if not isinstance(batch, int) or batch < 1:
-            raise ValueError(f"a global batch of {batch!r}")
+            raise ValueError(f"invalid global batch {batch!r}")
         self.processes[-1].generations.append(GenerationLog(workers, batch))
 
     def _noted(self, record: dict[str, Any]) -> None:
@@ -227,19 +227,19 @@ class RunLog(TraceFold):
 
 
 def field_of(record: dict[str, Any], name: str, kind: Any, trace: Path) -> Any:
-    """Return a field of a record, which must be of the type or types; a number must be finite, too.
+    """Return a field of a record, which must have the given type; a number must also be finite.
 
-    The lines of a trace are sound JSON, but others may have written or changed them.
+    The lines of a trace are valid JSON, but other programs may have written or changed them.
 
     Raises:
-        TraceError: it is not there, or is something else.
+        TraceError: the field is missing or invalid.
     """
     found = record.get(name)
     usable = isinstance(found, kind) and (is_number(found) or not isinstance(found, int | float))
     if not usable:
         raise TraceError(
-            f"a record of kind {record.get('kind')!r} in {trace} has no {name} that can be used "
-            f"({str(found)[:40]}); it was changed after it was written; take the run's own file"
+            f"a record of kind {record.get('kind')!r} in {trace} has no valid {name} "
+            f"({str(found)[:40]}); it was changed after it was written; use the run's original file"
         )
     return found
 
@@ -248,7 +248,7 @@ class MeasuredStep(NamedTuple):
     """A step whose noise was measured.
 
     Args:
-        epochs: trained after it; nan where the trace does not tell, as those of older versions.
+        epochs: trained after it; NaN if the trace does not contain it, as in older versions.
         samples: global batch of the process that trained it.
         norms: of its gradient.
         loss: of its global batch; ``None`` if it is not known.
@@ -262,13 +262,12 @@ class MeasuredStep(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TrainingHistory:
-    """What was found in the course of a training.
+    """The results of a training run over time.
 
     Args:
-        metrics: what evaluation found, by name, in order.
-        steps: that were measured, in the order in which the leader heard of them.
-        batches: global batches that it was trained with, each once; more than one only of a run
-            that leaves its batch open.
+        metrics: results of evaluations, by name, in order.
+        steps: measured steps, in the order in which the leader received them.
+        batches: the distinct global batches of the run; more than one only if the batch is open.
     """
 
     metrics: Mapping[str, tuple[Value, ...]]
@@ -277,16 +276,16 @@ class TrainingHistory:
 
     @property
     def losses(self) -> tuple[Value, ...]:
-        """The training losses of measured steps, as far as they are known, in order."""
+        """The known training losses of measured steps, in order."""
         known = [Value(one.epochs, one.loss) for one in self.steps if one.loss is not None]
         return tuple(sorted((one for one in known if not isnan(one.epochs)), key=_place))
 
 
 def read_course(run: Path) -> TrainingHistory:
-    """Return the course of a training.
+    """Return the history of a training run.
 
-    A run of another global batch in the same file is another training, unless its batch was left
-    open, and only the latest training counts.
+    A run with another global batch in the same file is another training run, unless its batch is
+    open. Only the latest training run counts.
 
     Raises:
         TraceError: the trace cannot be read, or a record lacks a number.
@@ -295,7 +294,7 @@ def read_course(run: Path) -> TrainingHistory:
 
 
 def course_of(log: RunLog) -> TrainingHistory:
-    """Return the course of a training whose trace was read; see `read_course`."""
+    """Return the history of a training run whose trace was read; see `read_course`."""
     course = _Course(log.path)
     for process in log.processes:
         for record in process.notes:
@@ -318,12 +317,12 @@ class _Course:
         self.batches: list[int] = []
         self._header: dict[str, Any] = {}
         self._run, self._batch, self._furthest = run, 0, 0.0
-        self._passes: list[DataPass] = []  # of the process in hand
+        self._passes: list[DataPass] = []  # of the current process
 
     def of(self, header: dict[str, Any]) -> _Course:
-        """Return the same, which begins with another process when that first tells something.
+        """Return the same object, after a change of process at that process's first record.
 
-        A process that was refused its state has a header, too, and undoes nothing.
+        A process whose state was rejected has a header, too, and undoes nothing.
         """
         if header is not self._header:
             self._header, batch = header, header.get("global_batch", 0)
@@ -335,7 +334,7 @@ class _Course:
         return self
 
     def go_on(self, record: dict[str, Any]) -> None:
-        """Begin a pass, and drop what it goes back on."""
+        """Begin a pass, and drop the results that it undoes."""
         begun = pass_of(record, self._batch, self._run)
         self._batch = begun.batch
         self._passes.append(begun)
@@ -346,7 +345,7 @@ class _Course:
             self.batches.append(self._batch)
 
     def found(self, record: dict[str, Any]) -> None:
-        """Take what an evaluation found."""
+        """Add the result of an evaluation."""
         epochs, value = record.get("epochs"), record.get("value")
         if not is_number(epochs):
             raise self._broken("metric", "epochs")
@@ -357,7 +356,7 @@ class _Course:
         self._furthest = max(self._furthest, epochs)
 
     def measured(self, record: dict[str, Any]) -> None:
-        """Take a step, of which the leader may have heard some passes later."""
+        """Add a step, which the leader may have received some passes later."""
         step, norms = norms_of(record, self._run)
         if not all(map(is_number, (step, *astuple(norms)))) or norms.batch <= 0:
             raise self._broken("noise", "step, parts, batch, local, mean")
@@ -368,12 +367,12 @@ class _Course:
         if not any(epochs > later.epochs + _SAME for later in self._passes[begun:]):
             known = float(loss) if is_number(loss) else None
             batch = of.batch if of is not None else self._batch
-            batch = batch or round(norms.batch)  # written by hand, say
+            batch = batch or round(norms.batch)  # for example, written by hand
             self.steps.append(MeasuredStep(epochs, batch, norms, known))
-            self._furthest = max(self._furthest, epochs)  # which nan is not
+            self._furthest = max(self._furthest, epochs)  # NaN is ignored
 
     def _after(self, step: int, of: DataPass | None) -> float:
-        """Return the epochs after a step of a pass; nan if that is not known."""
+        """Return the epochs after a step of a pass; NaN if not known."""
         if of is None:
             return nan
         part = (step + 1 - of.step) * of.batch / max(of.samples, 1)
@@ -390,8 +389,8 @@ class _Course:
 
     def _broken(self, kind: str, names: str) -> TraceError:
         return TraceError(
-            f"a {kind} record in {self._run} lacks one of {names}, or has no finite number there; "
-            "it was changed after it was written"
+            f"a {kind} record in {self._run} lacks one of {names}, or has a non-finite number "
+            "there; it was changed after it was written"
         )
 
 
@@ -403,5 +402,5 @@ _At = TypeVar("_At", Value, MeasuredStep)
 
 
 def _until(found: Iterable[_At], epochs: float) -> list[_At]:
-    """Return what was found up to a place, or where is not known."""
+    """Return the results up to a position, or with an unknown position."""
     return [one for one in found if not one.epochs > epochs + _SAME]

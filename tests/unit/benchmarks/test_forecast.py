@@ -1,4 +1,4 @@
-"""The forecasts' judge, on made-up runs whose truth is known."""
+"""The evaluation of forecasts, on synthetic runs with known times."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LATENCY_S, BYTES_PER_S, BYTES = 1e-3, 1e8, 4e5
 
 
 def run(per_sample_s: tuple[float, ...], slower: float = 1.0, hosts: bool = False) -> Any:
-    """Return what workers without noise, with 2 ms of fixed time, would report."""
+    """Return the report of workers without noise, with 2 ms of fixed time."""
     workers = len(per_sample_s)
     model = TimeModel.affine([0.002] * workers, list(per_sample_s))
     reduce_s = 2 * (workers - 1) * (LATENCY_S + BYTES / workers / BYTES_PER_S)
@@ -72,7 +72,7 @@ def test_a_mix_that_is_slower_than_its_calibrations_is_off_by_as_much() -> None:
 
 
 def late(found: Any, by_s: float) -> Any:
-    """Return a run whose steps take so much longer."""
+    """Return a run whose steps take ``by_s`` longer."""
     blocks = [{"steps_s": [step_s + by_s for step_s in one["steps_s"]]} for one in found["blocks"]]
     return {**found, "blocks": blocks}
 
@@ -82,12 +82,12 @@ def test_a_mixs_own_communication_is_left_out_and_that_of_others_counts() -> Non
 
     off = {row.workers: row.error for row in stepped(runs) if row.batch == 1024}
 
-    assert off[4] < -0.8  # it took long, as no other did
-    assert off[2] > 1.0  # of which the only other knows
+    assert off[4] < -0.8  # its own slow communication does not count
+    assert off[2] > 1.0  # it is forecast from the slow one only
     assert abs(off[1]) < 0.005
 
 
-def test_hosts_tell_nothing_of_workers_on_one() -> None:
+def test_hosts_do_not_affect_workers_on_one_host() -> None:
     runs = [run(TWO), run(FOUR)]
 
     assert stepped([*runs, late(run(FOUR, hosts=True), 1.0)])[:6] == stepped(runs)
@@ -97,7 +97,7 @@ def test_a_time_is_forecast_from_other_batches_and_never_beyond_them() -> None:
     rows = list(timed(stepped([run(TWO), run(FOUR)]), {"text": trainings()}, samples=10_000))
 
     assert {row.step.batch for row in rows} == {256}
-    assert all(row.told_epochs.value == pytest.approx(2 * (1 + 256 / 500)) for row in rows)
+    assert all(row.forecast_epochs.value == pytest.approx(2 * (1 + 256 / 500)) for row in rows)
     assert all(row.steps_each == 40 for row in rows)
     assert rows[0].real_s == pytest.approx(rows[0].real_epochs * 40 * rows[0].step.real_s)
 
@@ -109,11 +109,11 @@ def test_a_batch_that_needs_more_than_the_law_says_is_off_by_as_much() -> None:
 
     row = next(timed(stepped([run(TWO), run(FOUR)]), {"text": odd}, samples=10_000))
 
-    assert row.told_epochs.value / row.real_epochs == pytest.approx(0.5)
+    assert row.forecast_epochs.value / row.real_epochs == pytest.approx(0.5)
     assert row.plain_epochs / row.real_epochs == pytest.approx(0.5)
 
 
-def test_trainings_that_did_not_reach_the_loss_count_for_nothing() -> None:
+def test_trainings_that_did_not_reach_the_loss_do_not_count() -> None:
     runs = trained([*trainings(), {"batch": 64, "epochs": None, "noise": 3.0}])
 
     assert len(runs) == 3
@@ -124,9 +124,9 @@ def test_the_baseline_is_a_line_between_the_ends() -> None:
     assert interpolated({64: 2.0, 256: 9.0, 1024: 4.0}, 544) == pytest.approx(3.0)
 
 
-def test_scatter_is_that_from_step_to_step_not_that_of_a_machine_that_wanders() -> None:
-    wandering = [1.0 + 0.001 * at for at in range(100)]
-    assert scatter([wandering]) < 0.01
+def test_scatter_is_between_successive_steps_and_excludes_drift() -> None:
+    drifting = [1.0 + 0.001 * at for at in range(100)]
+    assert scatter([drifting]) < 0.01
     assert scatter([[1.0, 1.2] * 20]) > 0.1
 
 
@@ -139,7 +139,7 @@ def test_the_best_is_the_least_or_the_knee_of_those_that_no_other_beats(
 
 
 def test_a_choice_is_judged_by_what_was_measured() -> None:
-    """The mix that was slower than forecast is chosen, and found out."""
+    """The mix that was slower than forecast is chosen, and its excess is reported."""
     rows = stepped([run(ONE), run(TWO), run(FOUR, slower=4.0)])
 
     found = {one.objective: one for one in picked(rows, trainings(), BATCHES, 10_000)}

@@ -1,4 +1,4 @@
-"""What the GPU benchmark plans, computes from what ranks found, and prints; without any rank."""
+"""The GPU benchmark without ranks: its launches, its figures from findings, and its output."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_what_spans_cover_counts_once(starts: list[tuple[int, int]]) -> None:
     assert gpu_ranks.covered([(a, a + length) for a, length in starts]) == len(inside)
 
 
-def test_marks_of_a_stream_are_told_in_seconds_as_those_of_the_clock() -> None:
+def test_marks_of_a_stream_are_in_seconds_like_those_of_the_clock() -> None:
     first = SimpleNamespace(elapsed_time=lambda second: second.at - 1.0)
 
     assert between_s(first, SimpleNamespace(at=26.0)) == pytest.approx(0.025)
@@ -34,7 +34,7 @@ def test_marks_of_a_stream_are_told_in_seconds_as_those_of_the_clock() -> None:
 
 
 def cluster(**changed: Any) -> gpu.Found:
-    """Return what workers without fixed times find: 140 samples, equal 466.7 ms, best 100 ms."""
+    """Return findings of workers without fixed times: 140 samples, equal 466.7 ms, best 100 ms."""
     curves = [[(size, size / speed) for size in (10, 30, 47)] for speed in WORKERS]
     found = {
         "devices": ["card", "cpu", "cpu"],
@@ -61,7 +61,7 @@ def test_a_cluster_is_judged_by_its_pairs_its_curves_and_the_fastest_fixed_split
     assert figures["arms"]["uniform"]["step_s"] == 0.42
     assert figures["arms"]["uniform"]["quartiles_s"] == pytest.approx((0.41, 0.45))
     assert figures["speedup"]["ratio"] == pytest.approx(4.0)
-    # The slowest worker's 46 or 47 of 140 samples, over the 100 ms that all take balanced.
+    # The slowest worker's 46 or 47 of 140 samples, divided by 100 ms, the balanced step.
     assert figures["bound"] == pytest.approx(4.65, abs=0.06)
     assert figures["of_bound"] == pytest.approx(4.0 / figures["bound"])
     assert figures["oracle"] == "static:100,30,10"
@@ -81,7 +81,7 @@ def test_a_cluster_that_changed_meanwhile_is_disturbed() -> None:
 
 
 def timed(ratio: float) -> gpu.Found:
-    """Return what is found where every step but the cold ones is read as ``ratio`` of the truth."""
+    """Return findings in which every step after the cold ones is read as ``ratio`` of its time."""
     times_s = [(9.0, 9.0)] * 2 + [(0.01 * k, 0.05) for k in range(1, 4)]
     read_s = [(step, ratio * times_s[step][0]) for step in range(2, 5)]
     mine = {
@@ -128,7 +128,7 @@ def test_the_cost_is_under_one_percent_beyond_the_control_or_unresolved(
 
 
 class Pool:
-    """Stands for processes: returns what it is given, or fails with it."""
+    """Stands for processes. Returns the given outcome, or raises it."""
 
     def __init__(self, outcome: gpu.Found | Exception) -> None:
         self.outcome, self.timeouts_s = outcome, list[float]()
@@ -177,10 +177,10 @@ def test_without_a_gpu_one_line_says_what_is_needed(
 
     assert gpu.main([]) == 2
 
-    told = capsys.readouterr()
-    assert told.out == ""
-    assert len(told.err.splitlines()) == 1
-    assert "needs an NVIDIA GPU" in told.err
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert len(printed.err.splitlines()) == 1
+    assert "needs an NVIDIA GPU" in printed.err
 
 
 def test_a_part_that_is_not_there_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""What the comparison of modes makes of its runs."""
+"""The figures of the comparison of synchronisation modes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_the_schedule_goes_up_and_down_over_and_over() -> None:
     assert changes[7].speeds == hl_speeds(1)
 
 
-def test_a_line_has_the_medians_of_the_seeds_and_says_who_missed() -> None:
+def test_a_line_has_the_medians_of_the_seeds_and_the_number_that_missed() -> None:
     runs = [
         trained("asp", "uniform", seed, {**END, "time_s": time_s, "reached": seed < 2})
         for seed, time_s in enumerate((10.0, 30.0, 20.0))

@@ -1,4 +1,4 @@
-"""Modes simulated against real: two times are fitted to equal shares, and the rest is predicted."""
+"""Simulated and real modes: two times are fitted to equal shares, and the rest is predicted."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ REDUCE_S, SERVE_S, BATCH, STEPS = 0.008, 0.03, 1024, 60
 
 
 def _real(mode: SyncMode, policy: str, factor: float = 1.0) -> Measured:
-    """Return a real run that is what the simulator says, or so many times as fast."""
+    """Return a real run that is ``factor`` times as fast as the simulator predicts."""
     wait_s = {"bsp": REDUCE_S, "bsp-ps": SERVE_S}.get(str(mode), 0.0)
     equal_s = [fixed_s + sample_s * BATCH / 3 for fixed_s, sample_s in COSTS]
     step_s = max(equal_s) + wait_s
@@ -41,12 +41,12 @@ def _real(mode: SyncMode, policy: str, factor: float = 1.0) -> Measured:
     run = Measured(str(mode), policy, rates, WORKERS, 0.01)
     outcomes = simulated(run, mode, STEPS, (REDUCE_S, SERVE_S))
     stale = outcomes[-1].staleness
-    told = replace(
+    measured = replace(
         rates,
         samples_per_s=per_s(outcomes) * factor,
         staleness=None if mode.lockstep else (stale.mean, stale.maximum),
     )
-    return replace(run, rates=told)
+    return replace(run, rates=measured)
 
 
 def _all(factor: float = 1.0) -> list[Measured]:
@@ -58,7 +58,7 @@ def _all(factor: float = 1.0) -> list[Measured]:
 
 
 @pytest.mark.parametrize("factor", [1.0, 1.25])
-def test_what_is_as_simulated_is_predicted_and_what_is_not_is_told(factor: float) -> None:
+def test_equal_runs_are_predicted_and_deviations_are_reported(factor: float) -> None:
     runs = _all(factor)
 
     fitted = fitted_s(runs)
@@ -72,7 +72,7 @@ def test_what_is_as_simulated_is_predicted_and_what_is_not_is_told(factor: float
         assert ("fitted" in found.line()) is known
 
 
-def test_at_their_own_speed_it_does_not_matter_what_was_calibrated() -> None:
+def test_at_the_workers_own_speed_calibrations_do_not_matter() -> None:
     mode = MODES[0]
     run = _real(mode, "uniform")
     drifted = tuple(

@@ -1,4 +1,4 @@
-"""The picture of the README: which steps it shows, and what it draws of them."""
+"""The picture of the README: which steps it shows and how it draws them."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from benchmarks.picture import Measured, last_steps
 
 from evenstride.core.control.events import Exchanged, FleetFormed
 from evenstride.core.fleet import Worker
-from evenstride.core.time_model.observation import Measurements as Told
-from evenstride.core.time_model.observation import Observation
+from evenstride.core.time_model.observation import Measurements, Observation
 from evenstride.trace.codec import TraceWriter
 from tests.messages import check_message, raises_message
 
@@ -23,7 +22,7 @@ STEPS = 20
 
 
 def record(path: Path, shares: tuple[int, int], busy_s: tuple[float, float]) -> None:
-    """Write the trace of a run whose every fifth step, the end of an epoch, is a short one."""
+    """Write the trace of a run in which every fifth step ends an epoch and is short."""
     step_s = max(busy_s)
     observations = [
         Observation(
@@ -31,7 +30,7 @@ def record(path: Path, shares: tuple[int, int], busy_s: tuple[float, float]) -> 
             shares[worker] if step % 5 != 4 else 1,
             step,
             (busy_s[worker],),
-            # The first steps took longer, and are not to be shown.
+            # The first steps took longer and must not be shown.
             (step_s - busy_s[worker] + (5.0 if step < 10 else 0.0),),
         )
         for step in range(STEPS)
@@ -39,7 +38,7 @@ def record(path: Path, shares: tuple[int, int], busy_s: tuple[float, float]) -> 
     ]
     with TraceWriter(path, {"policy": "uniform"}) as trace:
         trace.event(0.0, FleetFormed(0, 0, sum(shares), (Worker("a"), Worker("b"))), ())
-        trace.event(1.0, Exchanged(STEPS, STEPS + 2, Told.of(observations)), ())
+        trace.event(1.0, Exchanged(STEPS, STEPS + 2, Measurements.of(observations)), ())
 
 
 @pytest.fixture
@@ -59,11 +58,11 @@ def test_the_last_steps_of_whole_batches_are_taken(demo: Path) -> None:
 
 @pytest.mark.parametrize("count", [0, 17])
 def test_more_steps_than_there_are_are_refused(demo: Path, count: int) -> None:
-    with raises_message(SystemExit, "16 steps"):
+    with raises_message(SystemExit, "16 steps", count):
         last_steps(demo / "uniform.jsonl", count)
 
 
-def test_blocks_are_as_long_as_the_times_they_stand_for(
+def test_blocks_are_in_proportion_to_times(
     demo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "picture.svg"
@@ -93,8 +92,8 @@ def test_the_text_of_the_picture_tells_shares_and_times(demo: Path) -> None:
 
     drawn = picture.picture(before, after, ["fast", "slow"], 1.6)
 
-    told = ElementTree.fromstring(drawn).get("aria-label") or ""
-    check_message(told, "10 samples", "400 ms", "4 samples", "160 ms")
+    label = ElementTree.fromstring(drawn).get("aria-label") or ""
+    check_message(label, "10 samples", "400 ms", "4 samples", "160 ms")
     check_message(drawn, "1.6 s")
 
 
@@ -107,7 +106,7 @@ def test_the_picture_in_the_readme_is_one_of_these() -> None:
     assert ElementTree.fromstring(shown).get("role") == "img"
 
 
-def test_colours_are_told_apart_in_light_and_dark() -> None:
+def test_colours_differ_in_light_and_dark() -> None:
     assert {"#0072B2", "#E69F00", "#56B4E9"} <= set(re.findall(r"#[0-9A-F]{6}", picture.STYLE))
     assert "prefers-color-scheme: dark" in picture.STYLE
     assert Measured([[(1.0, 0.5)]], [1]).step_s == 1.5

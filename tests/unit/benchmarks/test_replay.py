@@ -1,4 +1,4 @@
-"""What the replay of a recorded trace is asked, does to processes, computes and prints; no rank."""
+"""The replay of a recorded trace without ranks: its options, kills, figures and output."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def segment(first: int, last: int, number: int = 0, restart_s: float | None = 1.
 
 @pytest.fixture
 def recorded(monkeypatch: pytest.MonkeyPatch) -> SpotTrace:
-    """Return a recording of up to two machines, which is the only one there is."""
+    """Return the only recording, which has up to two machines."""
     trace = SpotTrace("group/zone", 300.0, np.array([0, 0, 2, 1, 2, 2], dtype=np.int64))
     monkeypatch.setattr(replay, "spot_traces", lambda _: (trace,))
     monkeypatch.setattr(replay, "usable_cpus", lambda: 1)
@@ -75,22 +75,22 @@ def test_what_cannot_be_replayed_is_refused(
     check_message(" ".join(capsys.readouterr().err.split()), *problem)
 
 
-def test_fixed_ways_train_on_all_machines_or_none_and_the_elastic_one_on_whoever_is_there() -> None:
-    told = window(2, 1, 0)
+def test_fixed_ways_train_on_all_machines_or_none_and_the_elastic_one_on_those_present() -> None:
+    trace = window(2, 1, 0)
 
-    assert [script.members_of(told, tick, SLOWEST) for tick in range(4)] == [[0, 1], [], [], []]
-    assert [script.members_of(told, tick, ELASTIC) for tick in range(3)] == [[0, 1], [1], []]
+    assert [script.members_of(trace, tick, SLOWEST) for tick in range(4)] == [[0, 1], [], [], []]
+    assert [script.members_of(trace, tick, ELASTIC) for tick in range(3)] == [[0, 1], [1], []]
 
 
 @given(UPS, st.sampled_from([SLOWEST, ELASTIC]), st.integers(1, 40))
 def test_machine_seconds_are_counted_as_simulated(up: list[int], way: Way, steps: int) -> None:
-    told = window(*up)
-    slots = told.who.shape[1]
+    trace = window(*up)
+    slots = trace.who.shape[1]
     job = SpotJob(steps * 8, 8, (0.5,) * slots, (0.2,) * slots, slots, 0.1, 1.0)
 
-    (outcome,) = simulated(told, job, [way])
+    (outcome,) = simulated(trace, job, [way])
 
-    assert script.held_s(told, outcome.total_s) == pytest.approx(outcome.machine_s)
+    assert script.held_s(trace, outcome.total_s) == pytest.approx(outcome.machine_s)
 
 
 def outcome(way: str = "slowest", *, finished: bool = True, train_s: float = 80.0) -> SpotOutcome:
@@ -98,7 +98,7 @@ def outcome(way: str = "slowest", *, finished: bool = True, train_s: float = 80.
 
 
 def note(folder: Path, number: int, first: int, last: int, *, skip: int = 0) -> Segment:
-    """Write down that a segment trained some steps, as two ranks would."""
+    """Record the steps of a segment as two ranks would."""
     for step in range(first + 1, last + 1):
         epoch, place = divmod(step - 1, PER_EPOCH)
         ids = (
@@ -149,10 +149,10 @@ class Clock(FakeClock):
 
 
 class Lab:
-    """Stands for processes that start in 2 s, commit a step per second, and save every five."""
+    """Stands for processes that start in 2 s, commit a step per second, and save every 5 steps."""
 
-    def __init__(self, told: Machines, folder: Path, clock: Clock, steps: int) -> None:
-        self.window, self.folder, self.work = told, folder, dict[str, int]()
+    def __init__(self, trace: Machines, folder: Path, clock: Clock, steps: int) -> None:
+        self.window, self.folder, self.work = trace, folder, dict[str, int]()
         self._clock, self._steps = clock, steps
         self.saved, self.killed = 0, list[tuple[int, int]]()
 
@@ -181,7 +181,7 @@ class Lab:
         end = {"weights": [], "ended_s": self._clock.now_s}
         (folder / "end.json").write_text(json.dumps(end))
         self._clock.now_s += 1000.0
-        meddle(running, step)  # whatever comes now, the job is done
+        meddle(running, step)  # the job is finished, so later events do not count
 
     def save(self, kept: Path, notes: Path) -> None:
         with notes.open("a") as file:
@@ -193,14 +193,14 @@ class Lab:
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Return what replays a trace on stand-ins for processes."""
+    """Return a function that replays a trace on stand-ins for processes."""
     clock = Clock(1000.0)
     monkeypatch.setattr(replay, "time", clock)
     monkeypatch.setattr(script, "audit", lambda *_: None)
     monkeypatch.setattr(script, "error_of", lambda *_: 1e-15)
 
-    def replayed(told: Machines, way: Way, steps: int) -> tuple[replay.Replay, SpotOutcome, Lab]:
-        lab: Any = Lab(told, tmp_path, clock, steps)
+    def replayed(trace: Machines, way: Way, steps: int) -> tuple[replay.Replay, SpotOutcome, Lab]:
+        lab: Any = Lab(trace, tmp_path, clock, steps)
         monkeypatch.setattr("os.kill", lambda pid, number: lab.killed.append((pid, number)))
         one = replay.Replay(lab, way, steps, 5)
         return one, one.run(), lab
@@ -212,38 +212,38 @@ def courses(one: replay.Replay) -> list[tuple[int, int, str]]:
     return [(s.first_step, s.last_step, s.ended_by) for s in one.segments]
 
 
-def test_survivors_go_on_and_who_comes_back_takes_part_after_a_save(run: Any) -> None:
-    one, told, lab = run(window(2, 1, 2, 2, 2, 2), ELASTIC, 30)
+def test_survivors_continue_and_a_returning_machine_joins_after_a_save(run: Any) -> None:
+    one, result, lab = run(window(2, 1, 2, 2, 2, 2), ELASTIC, 30)
 
     assert courses(one) == [(0, 7, "loss"), (5, 15, "join"), (15, 30, "end")]
     assert [s.members for s in one.segments] == [("m0", "m1"), ("m1",), ("m0", "m1")]
     assert lab.killed == [(100, signal.SIGKILL)]
-    assert told.finished
-    assert (told.recomputed, told.restarts, told.losses) == (2 * BATCH, 3, 1)
-    assert told.saves == 6
-    assert told.wait_s == 0.0
-    assert told.total_s == 10.0 + 13.0 + 17.0
-    assert told.restart_s == pytest.approx(3 * 2.0)
+    assert result.finished
+    assert (result.recomputed, result.restarts, result.losses) == (2 * BATCH, 3, 1)
+    assert result.saves == 6
+    assert result.wait_s == 0.0
+    assert result.total_s == 10.0 + 13.0 + 17.0
+    assert result.restart_s == pytest.approx(3 * 2.0)
 
 
-def test_the_slowest_waits_for_all_and_goes_on_from_its_checkpoint(run: Any) -> None:
-    one, told, _ = run(window(2, 1, 2, 2, 2), SLOWEST, 20)
+def test_the_fixed_way_waits_for_all_and_continues_from_its_checkpoint(run: Any) -> None:
+    one, result, _ = run(window(2, 1, 2, 2, 2), SLOWEST, 20)
 
     assert courses(one) == [(0, 7, "loss"), (5, 20, "end")]
-    assert told.wait_s == pytest.approx(10.0, abs=0.1)
-    assert told.total_s == pytest.approx(20.0 + 17.0, abs=0.1)
-    assert told.machine_s == pytest.approx(2 * 10.0 + 10.0 + 2 * 17.0, abs=0.2)
+    assert result.wait_s == pytest.approx(10.0, abs=0.1)
+    assert result.total_s == pytest.approx(20.0 + 17.0, abs=0.1)
+    assert result.machine_s == pytest.approx(2 * 10.0 + 10.0 + 2 * 17.0, abs=0.2)
 
 
-def test_what_the_trace_leaves_no_time_for_is_told_as_far_as_it_came(run: Any) -> None:
-    one, told, _ = run(window(2, 1, 2), SCRATCH, 20)
+def test_an_unfinished_job_is_reported_with_its_progress(run: Any) -> None:
+    one, result, _ = run(window(2, 1, 2), SCRATCH, 20)
 
     assert courses(one) == [(0, 7, "loss"), (0, 7, "window")]
-    assert not told.finished
-    assert told.total_s == 30.0
-    assert told.committed == 7 * BATCH
-    assert told.recomputed == 7 * BATCH
-    assert told.saves == 0
+    assert not result.finished
+    assert result.total_s == 30.0
+    assert result.committed == 7 * BATCH
+    assert result.recomputed == 7 * BATCH
+    assert result.saves == 0
     assert one.error is None
 
 

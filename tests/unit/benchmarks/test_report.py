@@ -10,7 +10,7 @@ import pytest
 from benchmarks import report
 
 
-def test_it_tells_time_and_size_and_keeps_what_it_made(
+def test_it_prints_time_and_size_and_keeps_its_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["report.py", "--steps", "400", "--keep", str(tmp_path)])
@@ -18,11 +18,11 @@ def test_it_tells_time_and_size_and_keeps_what_it_made(
 
     with pytest.raises(SystemExit) as end:
         report.main()
-    told = json.loads(capfd.readouterr().out)
+    printed = json.loads(capfd.readouterr().out)
     assert end.value.code in (None, 0, False)
-    assert (told["steps"], told["kept"]) == (400, True)
-    assert told["page_bytes"] == (tmp_path / "report.html").stat().st_size
-    assert (tmp_path / "trace.jsonl").stat().st_size == told["trace_bytes"]
+    assert (printed["steps"], printed["kept"]) == (400, True)
+    assert printed["page_bytes"] == (tmp_path / "report.html").stat().st_size
+    assert (tmp_path / "trace.jsonl").stat().st_size == printed["trace_bytes"]
 
     monkeypatch.setattr(report, "MOST_BYTES", 1000)
     with pytest.raises(SystemExit) as end:

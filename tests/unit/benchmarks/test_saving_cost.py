@@ -1,4 +1,4 @@
-"""What the benchmark of saving is asked, computes from what ranks found, and prints; no rank."""
+"""The benchmark of saving without ranks: its options, its figures from findings, and its output."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ PARTS_S = dict.fromkeys(saving.PARTS, (0.25, 0.5))
 
 
 def rank(slower: float = 1.01, drift: float = 1.0, failed: int = 0, slow: float = 1.0) -> Any:
-    """Return what a rank finds: steps of 1 s, of ``slower`` with checkpoints; ``drift`` per block.
+    """Return the findings of a rank with steps of 1 s.
 
     Args:
-        slower: a step with checkpoints over one without.
-        drift: of the machine, a factor from block to block.
-        failed: saves.
-        slow: factor of this rank's copies.
+        slower: Factor of a step with checkpoints.
+        drift: Factor of the machine's times from block to block.
+        failed: Failed saves.
+        slow: Factor of this rank's copies.
     """
     rounds = []
     for number in range(4):
@@ -62,11 +62,11 @@ def test_a_steady_drift_is_in_the_control_and_not_in_the_cost() -> None:
 
 
 @pytest.mark.parametrize(
-    ("low", "high", "told"),
+    ("low", "high", "verdict"),
     [(0.0, 0.02, "met"), (0.01, 0.021, "unresolved"), (0.021, 0.04, "over"), (-0.1, 0.0, "met")],
 )
-def test_an_interval_is_judged_by_two_percent(low: float, high: float, told: str) -> None:
-    assert saving.verdict((low, high), (-0.02, 0.01)) == told
+def test_an_interval_is_judged_by_two_percent(low: float, high: float, verdict: str) -> None:
+    assert saving.verdict((low, high), (-0.02, 0.01)) == verdict
     assert saving.verdict((low, high), (-0.021, 0.01)) == "unresolved"
 
 
@@ -80,9 +80,9 @@ def test_an_interval_lies_within_the_values(values: list[float]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        (["--every", "often"], "says nothing"),
-        (["--every", "auto"], "is no duration"),
-        (["--every", "0s"], "says nothing"),
+        (["--every", "often"], "'often'"),
+        (["--every", "auto"], "expected a duration"),
+        (["--every", "0s"], "'0s'"),
         (["--rounds", "2"], "too few"),
         (["--ranks", "0"], "at least 1"),
         (["--parameters", "2"], "at least 3"),
@@ -117,8 +117,8 @@ def test_a_run_saves_below_the_folder_and_leaves_nothing_there(
 
     assert saving.main(["--json", "--folder", str(tmp_path / "new"), "--ranks", "3"]) == code
 
-    told = json.loads(capsys.readouterr().out)
-    assert told["checkpoint_bytes"] == 300
-    assert told["filesystem"]
-    assert {"load", "torch", "machine", "every_s"} <= told.keys()
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["checkpoint_bytes"] == 300
+    assert printed["filesystem"]
+    assert {"load", "torch", "machine", "every_s"} <= printed.keys()
     assert list((tmp_path / "new").iterdir()) == []

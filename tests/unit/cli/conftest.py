@@ -57,8 +57,8 @@ def shell(
             code = end.code if isinstance(end.code, int) else int(end.code is not None)
         else:
             code = 0
-        told = capsys.readouterr()
-        return Answer(code, told.out, told.err)
+        text = capsys.readouterr()
+        return Answer(code, text.out, text.err)
 
     yield call
     for number, handler in handlers.items():  # those of the tests, not of the command

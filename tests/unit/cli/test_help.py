@@ -26,29 +26,29 @@ COMMANDS = (
 )
 
 
-def _told(*arguments: str) -> str:
+def _reported(*arguments: str) -> str:
     result = CliRunner().invoke(app, arguments, env={"COLUMNS": "100", "NO_COLOR": "1"})
     assert result.exit_code == 0, result.output
     return result.stdout
 
 
 def test_help_lists_every_command_and_the_exit_codes() -> None:
-    told = _told("--help")
+    text = _reported("--help")
 
-    assert [name for name in COMMANDS if f" {name} " in told] == list(COMMANDS)
-    check_message(told)
-    assert "130 interrupted with Ctrl-C." in " ".join(told.split())
-    assert _told("-h") == told
+    assert [name for name in COMMANDS if f" {name} " in text] == list(COMMANDS)
+    check_message(text)
+    assert "130 interrupted with Ctrl-C." in " ".join(text.split())
+    assert _reported("-h") == text
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_the_help_of_every_command_has_an_example_that_can_be_copied(command: str) -> None:
-    told = _told(command, "--help")
+    text = _reported(command, "--help")
 
-    _, found, examples = told.partition("Examples:")
+    _, found, examples = text.partition("Examples:")
     assert found
     assert f"evenstride {command}" in examples
-    assert "--json" in told
+    assert "--json" in text
 
 
 def test_every_command_is_known_to_these_tests() -> None:
@@ -62,5 +62,5 @@ def test_without_a_command_the_help_is_shown() -> None:
     assert "Usage: " in result.output
 
 
-def test_the_version_is_told() -> None:
-    assert _told("--version") == f"evenstride {__version__}\n"
+def test_the_version_is_reported() -> None:
+    assert _reported("--version") == f"evenstride {__version__}\n"

@@ -17,9 +17,9 @@ from tests.unit.cli.conftest import Shell
 
 def _run(sync: str, policy: str, per_s: float, **more: Any) -> Rates:
     workers = (WorkerRates(40.0, 0.2, 0.0), WorkerRates(20.0, 0.4, 0.5))
-    told = {"waiting": 0.25, "workers": workers, "staleness": None, "shares": (8, 4), "changes": 1}
+    text = {"waiting": 0.25, "workers": workers, "staleness": None, "shares": (8, 4), "changes": 1}
     more = {"steps": 90.0, **more}
-    return Rates(sync, policy, 12, per_s, **{**told, **more})
+    return Rates(sync, policy, 12, per_s, **{**text, **more})
 
 
 STALE = {"staleness": (1.25, 4)}
@@ -78,19 +78,19 @@ def test_a_line_for_each_mode_and_policy_has_the_means_of_its_runs(
 ) -> None:
     answer = shell(*LAB, "--sync", "bsp,asp", "--", "train.py")
 
-    told = answer.out.splitlines()
-    check_message(told, "2 workers", "0.5", "0.49")
-    table = [line.split() for line in told if line.startswith(("bsp", "asp", "local"))]
+    text = answer.out.splitlines()
+    check_message(text, "2 workers", "0.5", "0.49")
+    table = [line.split() for line in text if line.startswith(("bsp", "asp", "local"))]
     assert table == [
         ["bsp", "uniform", "110", "1.00", "25.0%", "–", "–", "200", "ms", "400", "ms", "6/6"],
         ["bsp", "adaptive", "165", "1.50", "25.0%", "–", "–", "200", "ms", "400", "ms", "8/4"],
         ["asp", "adaptive", "180", "–", "25.0%", "1.50", "6", "200", "ms", "400", "ms", "8/4"],
         ["local-sgd", "uniform", "90", "1.00", "25.0%", "–", "–", "–", "–", "8/4"],
     ]
-    assert told[-1] == "traces somewhere"
+    assert text[-1] == "traces somewhere"
 
 
-def test_what_a_mode_forgoes_is_told_on_stderr(shell: Shell, outcome: dict[str, Any]) -> None:
+def test_what_a_mode_forgoes_is_reported_on_stderr(shell: Shell, outcome: dict[str, Any]) -> None:
     answer = shell(*LAB, "--sync", "bsp,asp", "--", "train.py")
 
     notes = [line for line in answer.err.splitlines() if line.startswith("note: ")]
@@ -122,7 +122,7 @@ def test_a_disturbed_comparison_has_its_own_exit_code(
 
 
 @pytest.mark.parametrize(
-    ("sync", "told"),
+    ("sync", "text"),
     [
         ("", ("--sync",)),
         ("asp,asp", ()),
@@ -132,7 +132,7 @@ def test_a_disturbed_comparison_has_its_own_exit_code(
     ],
 )
 def test_modes_that_cannot_be_are_refused_before_anything_runs(
-    shell: Shell, outcome: dict[str, Any], sync: str, told: tuple[str, ...]
+    shell: Shell, outcome: dict[str, Any], sync: str, text: tuple[str, ...]
 ) -> None:
-    check_message(shell(*LAB, "--sync", sync, "--", "train.py").refusal(), *told)
+    check_message(shell(*LAB, "--sync", sync, "--", "train.py").refusal(), *text)
     assert "asked" not in outcome

@@ -55,7 +55,7 @@ def test_a_terminal_shows_the_workers_as_they_were_last_heard_of(
     rows = [line.split() for line in text.splitlines() if "here-" in line]
     cells = [[cell for cell in row if cell not in {"│", "|"}] for row in rows]
     assert ["here-0", "1", "6", "150", "ms", "50", "ms"] in cells
-    assert ["here-1", "0.25", "6", "75", "ms", "125", "ms"] in cells
+    assert ["here-1", "0.25", "2", "75", "ms", "125", "ms"] in cells
 
 
 def test_the_table_is_gone_and_the_cursor_back_at_the_end(
@@ -81,9 +81,9 @@ def test_elsewhere_there_are_only_plain_lines_on_stderr(
 ) -> None:
     _follow(LiveTable((1.0, 0.25)), tmp_path / "trace.jsonl")
 
-    told = capsys.readouterr()
-    check_message(told.err)
-    assert told.out == ""
+    output = capsys.readouterr()
+    check_message(output.err)
+    assert output.out == ""
 
 
 def test_a_line_is_printed_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:

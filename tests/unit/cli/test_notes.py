@@ -1,4 +1,4 @@
-"""What is told beside the table: what could not take effect, interruptions, the policies."""
+"""What is printed besides the table: what could not take effect, interruptions, the policies."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def made(name: str = "small", steps: int = 20, **exchange: Any) -> Scenario:
     return Scenario.model_validate({"name": name, "exchange": exchange, **values})
 
 
-def told(*scenarios: Scenario, policies: tuple[str, ...] = ("adaptive",)) -> list[str]:
+def text(*scenarios: Scenario, policies: tuple[str, ...] = ("adaptive",)) -> list[str]:
     return notes(Suite(tuple((scenario, policies) for scenario in scenarios), (0,)))
 
 
@@ -36,12 +36,12 @@ def told(*scenarios: Scenario, policies: tuple[str, ...] = ("adaptive",)) -> lis
         ({"lag": 50, "cold_lag": 30}, 30),
     ],
 )
-def test_it_is_told_where_no_decision_could_take_effect(
+def test_it_is_reported_where_no_decision_could_take_effect(
     exchange: dict[str, Any], first: int
 ) -> None:
     scenario = made(**exchange)
 
-    (note,) = told(scenario, policies=("adaptive", "dbs"))
+    (note,) = text(scenario, policies=("adaptive", "dbs"))
 
     check_message(note, scenario.exchange.lag, first, "20")
     assert ScoredScenario.of(scenario, 0).run("dynamic-batching")[1].decisions == []
@@ -50,16 +50,16 @@ def test_it_is_told_where_no_decision_could_take_effect(
 @pytest.mark.parametrize(
     "exchange", [{"lag": 19}, {"every": 19}, {"every": "leader"}, {"lag": 50, "cold_lag": 9}]
 )
-def test_nothing_is_told_where_a_decision_can_take_effect(exchange: dict[str, Any]) -> None:
-    assert told(made(**exchange)) == []
+def test_nothing_is_reported_where_a_decision_can_take_effect(exchange: dict[str, Any]) -> None:
+    assert text(made(**exchange)) == []
     assert ScoredScenario.of(made(**exchange), 0).run("lb-bsp-cpu:predictor=last")[1].decisions
 
 
 @pytest.mark.parametrize("policy", ["dbs", "omnilearn"])
-def test_a_policy_that_waits_for_an_epoch_longer_than_the_run_is_told(policy: str) -> None:
+def test_a_policy_that_waits_for_an_epoch_longer_than_the_run_is_reported(policy: str) -> None:
     scenarios = [made(f"s{number}", steps=100) for number in range(8)]
 
-    (note,) = told(*scenarios, policies=(policy, "uniform", "adaptive"))
+    (note,) = text(*scenarios, policies=(policy, "uniform", "adaptive"))
 
     check_message(note, policy, "100 steps", "step 100")
     assert ScoredScenario.of(scenarios[0], 0).run(policy)[1].decisions == []
@@ -76,35 +76,35 @@ def test_a_policy_that_waits_for_an_epoch_longer_than_the_run_is_told(policy: st
 def test_who_decides_after_an_epoch_waits_for_the_next_exchange(
     exchange: dict[str, Any], steps: int, first: int
 ) -> None:
-    (note,) = told(made(steps=steps, **exchange), policies=("dbs",))
+    (note,) = text(made(steps=steps, **exchange), policies=("dbs",))
     longer = made(steps=steps + 1, **exchange)
 
     check_message(note, first)
     assert ScoredScenario.of(made(steps=steps, **exchange), 0).run("dbs")[1].decisions == []
-    assert told(longer, policies=("dbs",)) == []
+    assert text(longer, policies=("dbs",)) == []
     assert ScoredScenario.of(longer, 0).run("dbs")[1].decisions
 
 
 def test_the_first_decision_waits_for_the_cold_lag_however_long() -> None:
     late: dict[str, Any] = {"lag": 3, "cold_lag": 19, "every": 2}
 
-    check_message(told(made(**late))[0], "20 steps")
+    check_message(text(made(**late))[0], "20 steps")
     assert ScoredScenario.of(made(**late), 0).run("lb-bsp-cpu:predictor=last")[1].decisions == []
-    assert told(made(steps=21, **late)) == []
+    assert text(made(steps=21, **late)) == []
     assert (
         ScoredScenario.of(made(steps=21, **late), 0).run("lb-bsp-cpu:predictor=last")[1].decisions
     )
 
 
-def test_an_epoch_that_ends_in_time_is_not_told() -> None:
+def test_an_epoch_that_ends_in_time_is_not_reported() -> None:
     scenario = made(steps=101)
 
-    assert told(scenario, policies=("dbs", "dbs:epoch_steps=20")) == []
+    assert text(scenario, policies=("dbs", "dbs:epoch_steps=20")) == []
     in_short_epochs = made(steps=21).model_copy(update={"epoch_samples": 1200})
-    assert told(in_short_epochs, policies=("dbs",)) == []
+    assert text(in_short_epochs, policies=("dbs",)) == []
     assert (
-        "which here is 20 steps"
-        in told(in_short_epochs.model_copy(update={"steps": 20}), policies=("dbs",))[0]
+        "after each epoch of 20 steps"
+        in text(in_short_epochs.model_copy(update={"steps": 20}), policies=("dbs",))[0]
     )
     assert ScoredScenario.of(in_short_epochs, 0).run("dbs")[1].decisions
     assert ScoredScenario.of(scenario, 0).run("dbs")[1].decisions
@@ -186,18 +186,18 @@ def test_the_help_names_every_policy_and_a_setting(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
 
-    told = " ".join(shell(command, "-h").out.replace("│", " ").split())
+    text = " ".join(shell(command, "-h").out.replace("│", " ").split())
 
-    assert POLICIES_HELP in told
-    assert ("Required, as a list" in told) == (command == "simulate")
+    assert POLICIES_HELP in text
+    assert ("Default: adaptive." in text) == (command == "simulate")
 
 
 def test_the_help_knows_the_policies_there_are() -> None:
-    listed, _, setting = POLICIES_HELP.removeprefix("Policies: ").partition(". A setting follows a")
+    listed, _, setting = POLICIES_HELP.removeprefix("Policies: ").partition(". Settings follow a")
     plain = listed.replace("(static:cores, static:flops, static:20,100)", "")
 
     assert tuple(name.strip() for name in plain.split(",")) == POLICY_NAMES
-    policy_from_spec(setting.partition(": ")[2].partition(";")[0])
+    policy_from_spec(setting.partition(": ")[2].removesuffix("."))
 
 
 def test_the_times_are_those_of_the_seeds_together(shell: Shell, file: str, tmp_path: Path) -> None:

@@ -35,7 +35,19 @@ OUTCOME = Comparison(
     linear_bound=2.83,
     trace="somewhere/adaptive.jsonl",
 )
-DISTURBED = replace(OUTCOME, disturbed=True, drift=0.083)
+DISTURBED = replace(OUTCOME, disturbed=True, drift=0.083, uncertainty=0.14)
+CERTAIN = replace(
+    OUTCOME,
+    runs=[
+        replace(OUTCOME.runs[0], efficiency_interval=(0.58, 0.62)),
+        replace(OUTCOME.runs[1], efficiency_interval=(0.95, 1.01)),
+    ],
+    speedup_interval=(1.62, 1.71),
+    bound_interval=(1.66, 1.78),
+    of_bound=0.969,
+    of_bound_interval=(0.94, 1.01),
+    pairs=10,
+)
 
 
 @pytest.fixture
@@ -49,6 +61,8 @@ def outcome(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         news({"what": "calibrating"})
         news({"what": "block", "policy": "adaptive", "step_s": 0.1512, "shares": [60, 30, 12]})
         news({"what": "block", "policy": "static:1,2", "step_s": 0.1, "shares": [1, 2]})
+        if "news" in held:
+            news(held["news"])
         watch()
         result: Comparison = held["is"]
         return result
@@ -100,7 +114,7 @@ def test_a_disturbed_measurement_has_its_own_exit_code_and_says_so(
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_caveats_are_told_beside_the_figures(
+def test_caveats_are_reported_beside_the_figures(
     shell: Shell, outcome: dict[str, Any], command: str
 ) -> None:
     outcome["is"] = replace(OUTCOME, caveats=("steps are short", "signals are less even"))
@@ -125,9 +139,87 @@ def test_the_demo_tells_its_story(shell: Shell, outcome: dict[str, Any]) -> None
     assert "final loss 0.31234 0.31235" in lines
     assert "test accuracy 95.0% 96.0%" in lines
     assert "lost, repeated 0, 0 0, 0" in lines
-    assert "speed-up 1.67, bound 1.72 (linear bound 2.83)" in lines
+    assert "speed-up 1.67, bound 1.72, linear bound 2.83" in lines
     assert "trace somewhere/adaptive.jsonl" in lines
     check_message(lines[-1], "worker 2", "12 samples", "34")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_ratios_are_shown_with_their_intervals(
+    shell: Shell, outcome: dict[str, Any], command: str
+) -> None:
+    outcome["is"] = CERTAIN
+    name, *rest = COMMANDS[command]
+
+    plain, as_json = shell(name, *rest), shell(name, "--json", *rest)
+
+    assert (plain.code, as_json.code) == (0, 0)
+    assert "1.67 (1.62 to 1.71), bound 1.72 (1.66 to 1.78), linear bound 2.83" in plain.out
+    assert "0.97 (0.95 to 1.01)" in plain.out
+    check_message([line for line in plain.out.splitlines() if "interval" in line], "10 pairs")
+    assert as_json.json()["speedup_interval"] == [1.62, 1.71]
+    assert as_json.json()["runs"][1]["efficiency_interval"] == [0.95, 1.01]
+
+
+@pytest.mark.parametrize(
+    ("interval", "shown", "facts"),
+    [
+        ((0.94, 1.01), True, ("equals",)),
+        ((0.94, 0.99), True, ("97%", "94%", "99%")),
+        ((1.01, 1.05), False, ()),
+    ],
+    ids=["equal", "below", "above"],
+)
+def test_a_speed_up_is_compared_with_its_bound(
+    shell: Shell,
+    outcome: dict[str, Any],
+    interval: tuple[float, float],
+    shown: bool,
+    facts: tuple[str, ...],
+) -> None:
+    outcome["is"] = replace(CERTAIN, of_bound_interval=interval)
+
+    lines = shell(*COMMANDS["lab"]).out.splitlines()
+
+    assert any(", bound 1.72" in line for line in lines) is shown
+    check_message(
+        next(line for line in lines if line.startswith("The speed-up is") or "equals" in line),
+        *facts,
+    )
+
+
+@pytest.mark.parametrize(("third", "noted"), [(0.21, False), (0.29, False), (0.6, True)])
+def test_workers_that_miss_their_speeds_are_noted(
+    shell: Shell, outcome: dict[str, Any], third: float, noted: bool
+) -> None:
+    outcome["is"] = replace(OUTCOME, achieved_speeds=(1.0, 0.5, third))
+
+    notes = [line for line in shell(*COMMANDS["lab"]).err.splitlines() if "note: " in line]
+
+    assert len(notes) == noted
+    if noted:
+        check_message(notes, "1/0.5/0.6", "1/0.5/0.2")
+
+
+def test_the_demo_says_where_its_report_is(shell: Shell, outcome: dict[str, Any]) -> None:
+    outcome["is"] = replace(OUTCOME, report="/far/away/here/report.html")
+
+    answer = shell("demo", "--out", "here")
+
+    check_message(answer.out.splitlines()[-1], "here/report.html")
+    assert "/far" not in answer.out
+
+
+def test_the_demo_shows_its_rounds(shell: Shell, outcome: dict[str, Any]) -> None:
+    outcome["news"] = {
+        "what": "round",
+        "number": 3,
+        "of": 10,
+        "step_s": [0.4203, 0.1442, 0.1438, 0.1702],
+        "shares": [60, 30, 12],
+    }
+
+    check_message(shell("demo").err.splitlines()[-1], "3 of 10", "420.3 ms", "144.2", "170.2")
 
 
 def test_the_demo_says_when_there_was_nothing_to_balance(
@@ -211,10 +303,10 @@ def test_the_lab_leaves_out_what_was_not_measured(shell: Shell, outcome: dict[st
         OUTCOME, runs=[run], achieved_speeds=(), oracle=None, speedup=None, bound=None
     )
 
-    told = shell(*COMMANDS["lab"]).out
+    output = shell(*COMMANDS["lab"]).out
 
-    assert "adaptive" in told
-    assert not any(word in told for word in ("measured", "best fixed", "speed-up", "None"))
+    assert "adaptive" in output
+    assert not any(word in output for word in ("measured", "best fixed", "speed-up", "None"))
 
 
 @pytest.mark.parametrize(
@@ -226,7 +318,7 @@ def test_the_lab_leaves_out_what_was_not_measured(shell: Shell, outcome: dict[st
         ("uniform,,adaptive,", ("uniform", "adaptive")),
     ],
 )
-def test_policies_are_told_apart_from_the_shares_of_a_fixed_one(
+def test_policies_are_distinguished_from_the_shares_of_a_fixed_one(
     text: str, names: tuple[str, ...]
 ) -> None:
     assert split_policies(text) == names
@@ -238,11 +330,11 @@ def test_the_doctor_tells_about_this_machine(shell: Shell, monkeypatch: pytest.M
     # Other tests' jobs listen on this machine too.
     monkeypatch.setattr("psutil.process_iter", lambda: [psutil.Process()])
 
-    told, as_json = shell("doctor"), shell("doctor", "--json")
+    output, as_json = shell("doctor"), shell("doctor", "--json")
 
-    assert told.out.startswith("cores                2.0\nbackends             gloo\nports   ")
+    assert output.out.startswith("cores                2.0\nbackends             gloo\nports   ")
     assert as_json.json() == {**findings, "ports": []}
-    assert (told.code, as_json.code) == (0, 0)
+    assert (output.code, as_json.code) == (0, 0)
 
 
 def test_the_doctor_in_a_group_speaks_on_one_rank_only(

@@ -1,4 +1,4 @@
-"""A bag of simulations: each finished once, whoever is killed, and nothing half-written counts."""
+"""A bag of simulations: each is finished once, after any kill, and partial files do not count."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ def never() -> bool:
 
 
 def no_wait(seconds: float) -> None:
-    raise AssertionError(f"nobody should have to wait for {seconds} s")
+    raise AssertionError(f"the worker waits for {seconds} s")
 
 
 class StopsAfter:
-    """Tells a worker to stop when it has asked so often."""
+    """Stops a worker after a number of calls."""
 
-    def __init__(self, asked: int) -> None:
-        self.left = asked
+    def __init__(self, calls: int) -> None:
+        self.left = calls
 
     def __call__(self) -> bool:
         self.left -= 1
@@ -86,10 +86,10 @@ def test_one_worker_finishes_everything_and_leaves(bag: Bag) -> None:
         "resumed": 0,
         "lost_s": 0.0,
     }
-    assert not list((bag.folder / "states").iterdir()), "states of what is finished are removed"
+    assert not list((bag.folder / "states").iterdir()), "states of finished simulations are removed"
 
 
-def test_what_one_worker_holds_no_other_gets(bag: Bag) -> None:
+def test_a_held_simulation_is_not_given_to_another_worker(bag: Bag) -> None:
     held = [taken(bag, name).job for name in ("a", "b", "c")]
 
     assert held == [0, 1, 2]
@@ -132,7 +132,7 @@ def test_a_renewed_claim_stays(bag: Bag, clock: FakeClock) -> None:
     assert bag.claim("b") is None
 
 
-def test_who_has_lost_a_claim_is_told_and_its_result_is_one_too_many(
+def test_a_worker_that_lost_its_claim_gets_an_error_and_its_result_does_not_count(
     bag: Bag, clock: FakeClock
 ) -> None:
     paused = taken(bag, "paused")
@@ -150,7 +150,7 @@ def test_who_has_lost_a_claim_is_told_and_its_result_is_one_too_many(
     assert bag.finished() == [0]
 
 
-def test_of_two_who_see_a_void_claim_one_gets_it(bag: Bag, clock: FakeClock) -> None:
+def test_one_of_two_workers_takes_over_an_expired_claim(bag: Bag, clock: FakeClock) -> None:
     taken(bag, "dead")
     clock.spend(LEASE_S + 1)
 
@@ -162,7 +162,7 @@ def test_of_two_who_see_a_void_claim_one_gets_it(bag: Bag, clock: FakeClock) -> 
 
 
 @pytest.mark.parametrize("stopped_at", range(4))
-def test_a_worker_told_to_stop_hands_back_and_another_goes_on_at_once(
+def test_a_stopped_worker_releases_its_claim_and_another_continues_at_once(
     tmp_path: Path, clock: FakeClock, stopped_at: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = filled(tmp_path / "whole", clock)
@@ -182,12 +182,12 @@ def test_a_worker_told_to_stop_hands_back_and_another_goes_on_at_once(
     assert finished + rest == 3
     assert bag.status()["handed_back"] == 1
     assert bag.status()["lost_s"] == 0
-    assert len(swept) == 3 * (SETTINGS.equilibrate + SETTINGS.sweeps), "nothing is done again"
+    assert len(swept) == 3 * (SETTINGS.equilibrate + SETTINGS.sweeps), "no sweep is repeated"
     for job in range(3):
         assert torch.equal(density(bag, job), density(whole, job))
 
 
-def test_what_is_half_written_does_not_count(bag: Bag) -> None:
+def test_partial_files_do_not_count(bag: Bag) -> None:
     (bag.folder / "results" / ".00001.pt.123.abc.tmp").write_bytes(b"half")
     (bag.folder / "states" / ".00000.1.pt.123.abc.tmp").write_bytes(b"half")
     (bag.folder / "claims" / ".00002.1.abc.tmp").write_bytes(b"half")
@@ -243,7 +243,7 @@ def test_whatever_happens_to_workers_each_simulation_is_finished_once(
 
 
 def advanced(claim: Claim) -> bool:
-    """Do one more beat of work; False if there is none left, or the claim is lost."""
+    """Do some more work. Return False if the simulation is finished or the claim is lost."""
     run = claim.bag.design.simulation(claim.job)
     state = claim.state()
     if state is not None:
@@ -300,7 +300,7 @@ def test_points_fill_their_ranges_however_many_are_finished() -> None:
     assert spread(8, seed=4) != spread(8, seed=3)
 
 
-def test_the_command_line_makes_a_bag_and_tells_its_state(
+def test_the_command_line_makes_a_bag_and_prints_its_status(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = str(tmp_path / "bag")
@@ -309,8 +309,8 @@ def test_the_command_line_makes_a_bag_and_tells_its_state(
 
     bags.main()
 
-    told = json.loads(capsys.readouterr().out)
-    assert (told["jobs"], told["waiting"]) == (5, 5)
+    status = json.loads(capsys.readouterr().out)
+    assert (status["jobs"], status["waiting"]) == (5, 5)
     design = Bag(Path(folder)).design
     assert (design.settings.sweeps, design.lease_s) == (7, 3.0)
     assert design.points == spread(5, 0)

@@ -1,4 +1,4 @@
-"""The surrogate's data, its measures, and the recorded simulations that it is judged by."""
+"""The data and error measures of the surrogate, and the recorded simulations."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def quadratic(points: np.ndarray, species: int, bins: int) -> np.ndarray:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Simulations in the recorded format: 3 lengths, 3 concentrations, 3 charges."""
+    """A folder with simulations in the recorded format: 3 lengths, 3 concentrations, 3 charges."""
     grid = np.array(
         [
             (z, c, i)
@@ -135,25 +135,25 @@ def test_a_split_leaves_nothing_out_and_trains_nothing_held_out(folder: Path) ->
     assert set(recorded.points[train, 1].tolist()) == {0.1, 2.0}
 
 
-def test_what_is_quadratic_the_polynomial_predicts_exactly(folder: Path) -> None:
+def test_the_polynomial_predicts_quadratic_profiles_exactly(folder: Path) -> None:
     recorded = read(folder)
     train, test = random_split(27, 0.3, seed=0)
 
-    told = judge(recorded, test, by_polynomial(recorded, train, test))
+    errors = judge(recorded, test, by_polynomial(recorded, train, test))
 
-    assert max(value for name, value in told.items() if "noise" not in name) < 1e-4
-    assert told["mid_noise"] == pytest.approx(0.1 / 2**0.5)
+    assert max(value for name, value in errors.items() if "noise" not in name) < 1e-4
+    assert errors["mid_noise"] == pytest.approx(0.1 / 2**0.5)
 
 
-def test_an_error_is_told_in_parts_and_in_standard_errors(folder: Path) -> None:
+def test_an_error_is_relative_and_in_standard_errors(folder: Path) -> None:
     recorded = read(folder)
     test = torch.arange(5)
 
-    told = judge(recorded, test, 1.1 * recorded.density_molar[test])
+    errors = judge(recorded, test, 1.1 * recorded.density_molar[test])
 
     for name in ("contact", "peak", "mid"):
-        assert told[name] == pytest.approx(0.1)
-        assert told[f"{name}_sigmas"] == pytest.approx(2**0.5)
+        assert errors[name] == pytest.approx(0.1)
+        assert errors[f"{name}_sigmas"] == pytest.approx(2**0.5)
 
 
 @pytest.mark.parametrize("per_salt", [True, False])
@@ -170,7 +170,7 @@ def test_the_network_predicts_in_molar_whatever_it_is_trained_in(
     assert profile_errors(predicted, recorded.density_molar[test]).median() < 0.4
 
 
-def test_the_command_tells_all_splits_and_draws(
+def test_the_command_prints_all_splits_and_draws(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("matplotlib")
@@ -180,9 +180,9 @@ def test_the_command_tells_all_splits_and_draws(
 
     profiles.main()
 
-    told = json.loads(capsys.readouterr().out)
+    printed = json.loads(capsys.readouterr().out)
     named = {"random fifth", "0.1 M", "1 M", "2 M"}
-    assert set(told) == {"took_s", *named, *(f"{name}, polynomial" for name in named)}
+    assert set(printed) == {"took_s", *named, *(f"{name}, polynomial" for name in named)}
     assert drawn.stat().st_size > 10_000
 
 

@@ -1,4 +1,4 @@
-"""Machines that come and go, and what is told at the end."""
+"""Replays of preemptible machines, and the printed outcome."""
 
 from __future__ import annotations
 
@@ -24,31 +24,31 @@ from tests.messages import check_message
 
 
 class Fleet:
-    """Workers that are only names; remembers what happened."""
+    """Workers that are only names. Records their starts and kills."""
 
     def __init__(self) -> None:
-        self.told: list[str] = []
+        self.events: list[str] = []
         self.slots = Slots(self._start, self._kill)
 
     def _start(self) -> int:
-        self.told.append(f"start {self.slots.started}")
+        self.events.append(f"start {self.slots.started}")
         return self.slots.started
 
     def _kill(self, worker: int) -> None:
-        self.told.append(f"kill {worker}")
+        self.events.append(f"kill {worker}")
 
     def live(self, who: list[list[int]], ticks: int) -> list[str]:
         left = iter([False] * ticks + [True])
         replay(np.array(who), self.slots, lambda: next(left), lambda: None)
-        return self.told
+        return self.events
 
 
 def test_a_worker_lives_as_long_as_its_machine() -> None:
     fleet = Fleet()
 
-    told = fleet.live([[0, -1], [0, 1], [-1, 1], [2, 1]], ticks=4)
+    events = fleet.live([[0, -1], [0, 1], [-1, 1], [2, 1]], ticks=4)
 
-    assert told == ["start 0", "start 1", "kill 0", "start 2"]
+    assert events == ["start 0", "start 1", "kill 0", "start 2"]
     assert (fleet.slots.started, fleet.slots.killed) == (3, 1)
     assert fleet.slots.here == {0: (2, 2), 1: (1, 1)}
 
@@ -121,7 +121,7 @@ def test_results_are_trained_per_salt_and_with_both_walls_alike(bag: Bag) -> Non
     assert 0 <= inputs.min() <= inputs.max() <= 1
 
 
-def test_growth_is_judged_by_nothing_before_something_held_out_is_finished(
+def test_there_is_no_error_before_a_held_out_simulation_is_finished(
     tmp_path: Path,
 ) -> None:
     settings = Settings(ions=4, replicas=2, equilibrate=1, sweeps=1, bins=8)
@@ -134,22 +134,24 @@ def test_growth_is_judged_by_nothing_before_something_held_out_is_finished(
     assert curve == [{"simulations": 3, "held_out": None}]
 
 
-def test_what_cannot_be_judged_is_a_dash(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_error_is_a_dash(capsys: pytest.CaptureFixture[str]) -> None:
     curve = [{"simulations": 3, "held_out": None}, {"simulations": 8, "held_out": 0.125}]
     runs.print_outcome({"jobs": 9, "noise": None, "curve": curve})
 
     assert [line.split() for line in capsys.readouterr().out.splitlines()] == [
         ["jobs", "9"],
         ["noise", "-"],
-        ["3", "simulations:", "-", "on", "those", "held", "out"],
-        ["8", "simulations:", "12.50%", "on", "those", "held", "out"],
+        ["3", "simulations:", "held-out", "error", "-"],
+        ["8", "simulations:", "held-out", "error", "12.50%"],
     ]
 
 
-def test_training_waits_for_no_more_than_there_will_be(
+def test_training_waits_for_at_most_all_simulations(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("examples.ions.surrogate.time.sleep", lambda _: pytest.fail("it waits"))
+    monkeypatch.setattr(
+        "examples.ions.surrogate.time.sleep", lambda _: pytest.fail("the training waits")
+    )
     settings = Settings(ions=4, replicas=2, equilibrate=1, sweeps=1, bins=8)
     few = make_bag(tmp_path, Design(spread(2, 0), settings, 0, 10.0))
     work(few, "one", lambda: False, lambda _: None)
@@ -160,7 +162,7 @@ def test_training_waits_for_no_more_than_there_will_be(
 
 @pytest.fixture
 def argv(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What the command line is; nothing of this process is changed by it."""
+    """The command line. The command does not change signals or threads of this process."""
     words = ["run.py"]
     monkeypatch.setattr(sys, "argv", words)
     monkeypatch.setattr(signal, "signal", lambda *_: None)
@@ -189,7 +191,7 @@ def test_ctrl_c_tells_how_to_go_on(
     check_message(line)
 
 
-def test_a_rank_that_is_interrupted_leaves_without_a_traceback(
+def test_an_interrupted_rank_exits_without_a_traceback(
     argv: list[str], bag: Bag, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     argv.append(str(bag.folder))
@@ -203,7 +205,7 @@ def test_a_rank_that_is_interrupted_leaves_without_a_traceback(
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_worker_that_is_told_to_end_hands_back(
+def test_a_worker_releases_its_claim_after_a_signal(
     bag: Bag, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
 ) -> None:
     def hear(_: object, __: str, stopped: Any, ___: object) -> None:
@@ -215,35 +217,35 @@ def test_a_worker_that_is_told_to_end_hands_back(
     monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
     monkeypatch.setattr(bags, "work", hear)
     try:
-        assert bags.work_until_told(bag) == number
+        assert bags.work_until_signal(bag) == number
     finally:
         signal.signal(signal.SIGINT, before[0])
         signal.signal(signal.SIGTERM, before[1])
 
 
 class Process:
-    """One that ends when it is told to, or only when it is killed."""
+    """A process that ends after `terminate`, or only after `kill` if it is stubborn."""
 
-    def __init__(self, told: list[str], stubborn: bool = False) -> None:
-        self.told, self.stubborn = told, stubborn
+    def __init__(self, calls: list[str], stubborn: bool = False) -> None:
+        self.calls, self.stubborn = calls, stubborn
 
     def terminate(self) -> None:
-        self.told.append("terminate")
+        self.calls.append("terminate")
         signal.raise_signal(signal.SIGINT)  # an impatient user
 
     def wait(self, timeout_s: float | None = None) -> None:
-        self.told.append("wait")
+        self.calls.append("wait")
         if self.stubborn and timeout_s is not None:
             raise subprocess.TimeoutExpired("it", timeout_s)
 
     def kill(self) -> None:
-        self.told.append("kill")
+        self.calls.append("kill")
 
 
-def test_all_are_told_before_any_is_waited_for_and_who_stays_is_killed() -> None:
-    told: list[str] = []
-    processes: list[Any] = [Process(told), Process(told, stubborn=True)]
-    before = signal.signal(signal.SIGINT, lambda *_: told.append("interrupted"))
+def test_all_processes_are_terminated_first_and_killed_if_they_do_not_end() -> None:
+    calls: list[str] = []
+    processes: list[Any] = [Process(calls), Process(calls, stubborn=True)]
+    before = signal.signal(signal.SIGINT, lambda *_: calls.append("interrupted"))
     try:
         runs.end_all(processes)
         signal.raise_signal(signal.SIGINT)
@@ -251,10 +253,10 @@ def test_all_are_told_before_any_is_waited_for_and_who_stays_is_killed() -> None
         signal.signal(signal.SIGINT, before)
 
     ended = ["terminate", "terminate", "wait", "wait", "kill", "wait"]
-    assert told == [*ended, "interrupted"], "an interrupt counts again only afterwards"
+    assert calls == [*ended, "interrupted"], "an interrupt takes effect only afterwards"
 
 
-def test_ctrl_c_does_not_reach_what_was_started() -> None:
+def test_ctrl_c_does_not_reach_started_processes() -> None:
     process = runs.start_process("timeit", "-n1", "-r1", "pass", stdout=subprocess.DEVNULL)
     session = os.getsid(process.pid)
 
@@ -282,7 +284,7 @@ def test_what_cannot_be_is_refused_before_a_folder_is_made(
 ) -> None:
     argv += [str(tmp_path / "new"), *words]
     monkeypatch.setenv("EVENSTRIDE_DATA", str(tmp_path))  # without data sets, as on any machine
-    monkeypatch.setattr(runs, "run", lambda *_: pytest.fail("it has started"))
+    monkeypatch.setattr(runs, "run", lambda *_: pytest.fail("the command starts"))
 
     with pytest.raises(SystemExit) as end:
         runs.main()
@@ -293,11 +295,11 @@ def test_what_cannot_be_is_refused_before_a_folder_is_made(
 
 
 def test_the_help_shows_defaults_an_example_and_that_it_goes_on() -> None:
-    told = runs.make_parser().format_help()
+    text = runs.make_parser().format_help()
 
-    assert "\npython -m examples.ions.run FOLDER --trace made\n" in told
-    check_message(told)
-    assert "(default: 64)" in told
-    assert "default: None" not in told
-    folder = told.partition("positional arguments:")[2].partition("options:")[0]
+    assert "\n    python -m examples.ions.run FOLDER --trace made\n" in text
+    check_message(text)
+    assert "(default: 64)" in text
+    assert "default: None" not in text
+    folder = text.partition("positional arguments:")[2].partition("options:")[0]
     check_message(folder)

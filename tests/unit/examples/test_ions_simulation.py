@@ -1,4 +1,4 @@
-"""The simulation of ions: neutral, symmetric, resumable, and right where that can be known."""
+"""The simulation of ions: neutral, symmetric, resumable, and equal to known solutions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.messages import raises_message
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
-    """Tensors this small gain nothing from threads, and lose much where processors are busy."""
+    """Use one thread: small tensors gain nothing from more, and lose much on busy processors."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -124,10 +124,11 @@ def test_charged_sheets_have_the_potential_of_a_plane_less_that_of_a_square() ->
 
 
 def counter_ions_molar(slab: Slab, z_nm: torch.Tensor) -> torch.Tensor:
-    """Return the exact profile of point counter-ions in the mean field of their own charge.
+    """Return the exact mean-field profile of point counter-ions.
 
-    The Poisson-Boltzmann equation between two walls without salt: n = K^2 / (2 pi l cos(K z)^2)
-    with K tan(K D / 2) = 2 pi l s, for a Bjerrum length l, s charges on 1 nm2 and a gap D.
+    It solves the Poisson-Boltzmann equation between two walls without salt:
+    n = K^2 / (2 pi l cos(K z)^2) with K tan(K D / 2) = 2 pi l s, for a Bjerrum length l, s charges
+    per nm2 and a gap D.
     """
     coupling = 2 * math.pi * 0.714
     charges, gap_nm = -slab.charge_c_per_m2 / 0.1602177, slab.length_nm - slab.diameter_nm
@@ -147,7 +148,7 @@ def test_weakly_coupled_counter_ions_are_where_mean_field_theory_has_them() -> N
 
     inner = slice(1, -1)
     theory = counter_ions_molar(slab, profiles.z_nm)[inner]
-    assert theory.max() / theory.min() > 2.0, "nothing is known from a flat profile"
+    assert theory.max() / theory.min() > 2.0, "a flat profile proves nothing"
     off = profiles.density_molar[0, inner] / theory - 1
     assert off.abs().mean() < 0.03
 
@@ -195,8 +196,8 @@ def test_a_state_of_another_simulation_is_refused_and_changes_nothing() -> None:
     ],
     ids=str,
 )
-def test_what_cannot_be_is_refused(asked: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match="give a"):
+def test_invalid_slabs_are_refused(asked: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match=r"invalid .*: expected"):
         replace(SLAB, **asked)  # type: ignore[arg-type]
 
 

@@ -1,4 +1,4 @@
-"""The example of live mode, as far as it goes without torchft."""
+"""The parts of the live mode example that work without torchft."""
 
 from __future__ import annotations
 

@@ -127,12 +127,16 @@ class FakeRuns:
             policy,
             steps_s,
             splits,
-            wait_s=self.communication_s,
             sync=self.sync or environment.get("EVENSTRIDE_SYNC", "bsp"),
+            busy_s=lambda worker, share: tempo * self.busy_s(worker, share),
         )
 
+    def busy_s(self, worker: int, share: int) -> float:
+        """Return the busy time of a worker's step in training."""
+        return share * self.per_sample_s[worker]
+
     def _step_s(self, split: Shares) -> float:
-        return max(n * t for n, t in zip(split, self.per_sample_s, strict=True))
+        return max(self.busy_s(worker, share) for worker, share in enumerate(split))
 
 
 def outcome_of(plan: LabPlan, runs: FakeRuns, viewer: Viewer | None = None) -> Comparison:

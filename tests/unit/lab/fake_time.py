@@ -16,11 +16,11 @@ MODULE = "evenstride.lab.processes.cpu_limits"
 
 @dataclass(slots=True)
 class VirtualTime:
-    """What the duty cycle takes for the world.
+    """The world as the duty cycle sees it.
 
     Args:
-        late_s: by how much each wait ends too late, over and over again.
-        waits: after so many of them, the cycle is told to end.
+        late_s: by how much each wait ends too late, again and again.
+        waits: number of waits after which the cycle ends.
         at_wait: called before each wait with its number.
     """
 

@@ -28,7 +28,7 @@ from evenstride.runtime.launching.die_with_parent import die_with_parent
 
 SERVER_MODULE = "evenstride.runtime.parameter_server.server_process"  # psutil takes long to import
 
-TOLD = (
+RECORDED = (
     "OMP_NUM_THREADS",
     "EVENSTRIDE_",
     "_EVENSTRIDE_",
@@ -69,8 +69,8 @@ def worker(number: int, arguments: list[str], orders: dict[str, Any]) -> None:
     leash = os.open(orders["leash"], os.O_WRONLY) if "leash" in orders else -1
     connection = report_for_duty(os.environ[MUSTER_VARIABLE], number)
     if "facts" in orders:
-        told = {k: v for k, v in os.environ.items() if k.startswith(TOLD)}
-        facts = json.dumps({"pid": os.getpid(), "arguments": arguments, "environment": told})
+        variables = {k: v for k, v in os.environ.items() if k.startswith(RECORDED)}
+        facts = json.dumps({"pid": os.getpid(), "arguments": arguments, "environment": variables})
         Path(orders["facts"], f"worker-{number}.json").write_text(facts)
     if leash >= 0:
         os.write(leash, b"loose\n")

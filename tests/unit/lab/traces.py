@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from evenstride.core.control.events import Exchanged, FleetFormed, KeepShares, SetShares
@@ -18,11 +18,14 @@ def write_run(
     splits: Sequence[Shares],
     wait_s: float = 0.0,
     sync: str = "bsp",
+    busy_s: Callable[[int, int], float] | None = None,
 ) -> None:
-    """Write the trace of a run whose leader took ``steps_s``, of which it waited ``wait_s`` each.
+    """Write the trace of a run with the step times ``steps_s``.
 
     The run opens with the first of ``splits`` and takes on the others one exchange after another.
-    It ends in order, in the mode ``sync``.
+    Its first 40 steps have the first split, and all others the last one. It ends in order, in the
+    mode ``sync``. ``busy_s`` returns the busy time of a worker at a share. Without it, the leader
+    waits ``wait_s`` in each step, and the other worker half of the rest besides.
     """
     workers = tuple(Worker(f"here-{rank}") for rank in range(len(splits[0])))
     opening, *changes = splits
@@ -32,18 +35,18 @@ def write_run(
         )
         for first in range(0, len(steps_s), 10):
             some = steps_s[first : first + 10]
-            share = opening[0]
-            leader = Observation(
-                0, share, first, tuple(s - wait_s for s in some), (wait_s,) * len(some)
-            )
-            works_s = tuple(0.5 * (s - wait_s) for s in some)
-            waits_s = tuple(s - w for s, w in zip(some, works_s, strict=True))
-            other = Observation(1, share, first, works_s, waits_s)
+            seen = []
+            for worker, share in enumerate(splits[0] if first < 40 else splits[-1]):
+                works_s = [
+                    busy_s(worker, share) if busy_s else (s - wait_s) / (1 + worker) for s in some
+                ]
+                waits_s = [s - w for s, w in zip(some, works_s, strict=True)]
+                seen.append(Observation(worker, share, first, tuple(works_s), tuple(waits_s)))
             step = first + len(some)
             answer = (
                 SetShares(step, changes.pop(0), "better") if changes else KeepShares("good as is")
             )
-            trace.event(1.0, Exchanged(step, step, Measurements.of((leader, other))), (answer,))
+            trace.event(1.0, Exchanged(step, step, Measurements.of(seen)), (answer,))
         trace.record("ended", at_s=1.0, summary={"sync": sync, "staleness": None})
 
 

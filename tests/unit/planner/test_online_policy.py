@@ -12,10 +12,10 @@ from evenstride.planner.online_forecast import Configuration, Probe, TrainingJob
 from evenstride.planner.online_policy import (
     MOST_PROBES,
     OnlineStanding,
-    anew,
     choices,
     decide,
     extremes,
+    must_restart,
     overhead,
     surest,
     whole_epochs,
@@ -222,11 +222,11 @@ def test_processes_are_told_again_how_many_epochs_their_batch_needs() -> None:
     assert here.epochs == pytest.approx(30 * 2024 / 1064, rel=0.01)
     assert whole_epochs(here) == 57
     assert whole_epochs(replace(here, epochs=30.0000001)) == 30
-    assert anew(here, 30, 60_000, 1e9)  # it would end too early, whatever a switch costs
-    assert anew(here, 56, 60_000, 1e9)
-    assert not anew(here, 57, 60_000, 1e-9)
-    assert anew(here, 59, 60_000, 1.9 * epoch_s)
-    assert not anew(here, 59, 60_000, 2.1 * epoch_s)
+    assert must_restart(here, 30, 60_000, 1e9)  # it would end too early, whatever a switch costs
+    assert must_restart(here, 56, 60_000, 1e9)
+    assert not must_restart(here, 57, 60_000, 1e-9)
+    assert must_restart(here, 59, 60_000, 1.9 * epoch_s)
+    assert not must_restart(here, 59, 60_000, 2.1 * epoch_s)
 
 
 def test_the_overhead_is_what_the_chosen_configuration_would_have_saved() -> None:

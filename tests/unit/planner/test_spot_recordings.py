@@ -140,7 +140,7 @@ def test_losses_of_machines_that_were_there_from_the_start_count(
         assert mean_h == pytest.approx(hours / losses)
     assert 0.0 <= found.rates_per_s[0] < found.rates_per_s[-1]
     assert found.losses_per_h.low <= 1 / mean_h <= found.losses_per_h.high
-    assert f"{losses} loss" in found.reason
+    assert f"{losses} preemption" in found.reason
 
 
 def test_the_examples_of_the_documentation_can_be_used(tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ def across(one: Axes, other: Axes) -> bool:
 
 
 def named(figure: Figure) -> list[str]:
-    """Return the workers in the legend of each row's shares; nothing where there is none."""
+    """Return the workers in the legend of each row's shares; empty without a legend."""
     legends = [axes.get_legend() for axes in figure.axes[1::2]]
     return ["" if legend is None else legend.get_texts()[0].get_text() for legend in legends]
 
@@ -93,7 +93,7 @@ def test_changes_of_speed_and_of_workers_are_marked_and_named_once(drawn: Any) -
     assert labels(drawn(made()))[0][0] == "this policy"
 
 
-def test_more_events_than_can_be_told_apart_are_left_out(drawn: Any) -> None:
+def test_more_events_than_can_be_distinguished_are_left_out(drawn: Any) -> None:
     def marks(events: Sequence[int]) -> int:
         ones = {"this policy": np.ones(99)}
         return len(drawn(Panel("a", ones, [], events={"speed changes": events})).axes[0].lines) - 1

@@ -86,19 +86,19 @@ def test_a_seed_in_which_nothing_changes_is_neither_slow_nor_quick_to_find_it_ag
     assert after(0, 1, 2, 3) == "–"
 
 
-def test_a_single_run_is_told_by_how_much_longer_it_takes() -> None:
+def test_a_single_run_is_reported_by_how_much_longer_it_takes() -> None:
     check_message(simulation_sentence(grouped([ROW])), "0.800", "25.0%", "4.2%")
 
 
 def test_equal_batches_are_not_compared_with_themselves() -> None:
-    told = simulation_sentence(grouped(rows("uniform", 0.125)))
+    output = simulation_sentence(grouped(rows("uniform", 0.125)))
 
-    check_message(told, "8.0")
-    assert "equal batches" not in told
+    check_message(output, "8.0")
+    assert "equal batches" not in output
 
 
 @pytest.mark.parametrize(
-    ("ratio", "told"),
+    ("ratio", "output"),
     [
         (1.0004, ()),
         (1.0006, ("0.1%",)),
@@ -107,48 +107,48 @@ def test_equal_batches_are_not_compared_with_themselves() -> None:
         (7.503, ("7.5",)),
     ],
 )
-def test_a_large_ratio_is_told_as_a_factor(ratio: float, told: tuple[str, ...]) -> None:
-    check_message(longer(ratio), *told)
+def test_a_large_ratio_is_reported_as_a_factor(ratio: float, output: tuple[str, ...]) -> None:
+    check_message(longer(ratio), *output)
 
 
 @pytest.mark.parametrize(
-    ("seconds", "told"), [(4e-6, "4 us"), (0.9, "900 ms"), (2.345, "2.35 s"), (5000, "5000 s")]
+    ("seconds", "output"), [(4e-6, "4 us"), (0.9, "900 ms"), (2.345, "2.35 s"), (5000, "5000 s")]
 )
-def test_a_time_has_a_unit_that_suits_it(seconds: float, told: str) -> None:
-    assert duration(seconds) == told
+def test_a_time_has_a_unit_that_suits_it(seconds: float, output: str) -> None:
+    assert duration(seconds) == output
 
 
-def test_how_long_steps_take_is_told_once_for_all_settings() -> None:
+def test_how_long_steps_take_is_given_once_for_all_settings() -> None:
     check_message(times_sentence([0.133], [0.88]), "133 ms", "880 ms")
     check_message(times_sentence([3.0, 0.133, 1.0], [3.0, 3.0, 3.0]), "133 ms", "3 s")
 
 
 @pytest.mark.parametrize(
-    ("seeds", "told"),
+    ("seeds", "output"),
     [
         ([1, 1], ()),
         ([20, 20], ("20",)),
         ([3, 1], ()),
     ],
 )
-def test_it_is_told_over_how_many_seeds_the_figures_are(
-    seeds: list[int], told: tuple[str, ...]
+def test_it_is_reported_over_how_many_seeds_the_figures_are(
+    seeds: list[int], output: tuple[str, ...]
 ) -> None:
     one, other = seeds
 
     groups = grouped([*rows("adaptive", *[0.9] * one), *rows("dbs", *[0.8] * other)])
 
-    check_message(means_line(groups), *told)
+    check_message(means_line(groups), *output)
 
 
-def test_of_several_policies_the_best_is_told() -> None:
-    told = simulation_sentence(grouped([*rows("dbs", 0.7, 0.9), *rows("adaptive", 0.9, 0.8)]))
+def test_of_several_policies_the_best_is_reported() -> None:
+    output = simulation_sentence(grouped([*rows("dbs", 0.7, 0.9), *rows("adaptive", 0.9, 0.8)]))
 
-    check_message(told, "17.6%")
+    check_message(output, "17.6%")
 
 
-def test_of_several_settings_it_is_told_who_is_best_in_how_many() -> None:
-    told = simulation_sentence(
+def test_of_several_settings_it_is_reported_who_is_best_in_how_many() -> None:
+    output = simulation_sentence(
         grouped(
             [
                 *(*rows("dbs", 0.7), *rows("adaptive", 0.9)),
@@ -158,7 +158,7 @@ def test_of_several_settings_it_is_told_who_is_best_in_how_many() -> None:
         )
     )
 
-    check_message(told)
+    check_message(output)
 
 
 def test_what_does_not_differ_is_no_win() -> None:
@@ -182,13 +182,13 @@ def test_settings_in_which_the_best_do_not_differ_are_no_wins() -> None:
     check_message(simulation_sentence(grouped([*level, *more])), "0.1%")
 
 
-def test_of_one_policy_in_several_settings_the_weakest_is_told() -> None:
-    # The weaker one is at the same time the one that is closer to a controller told the truth.
+def test_of_one_policy_in_several_settings_the_weakest_is_reported() -> None:
+    # The weaker one is also the one that is closer to the informed controller.
     weak = [replace(row, informed=0.6) for row in rows("dbs", 0.6, scenario="h2")]
 
-    told = simulation_sentence(grouped([*rows("dbs", 0.9), *weak]))
+    output = simulation_sentence(grouped([*rows("dbs", 0.9), *weak]))
 
-    check_message(told)
+    check_message(output)
 
 
 def test_the_lead_is_paired_by_seed_and_part_of_the_others() -> None:
@@ -213,7 +213,7 @@ def test_with_one_seed_a_lead_has_no_interval() -> None:
 
 
 @pytest.mark.parametrize("policies", [["adaptive"], ["dbs", "uniform"]])
-def test_nobody_leads_without_ours_or_without_others(policies: list[str]) -> None:
+def test_there_is_no_lead_without_ours_or_without_others(policies: list[str]) -> None:
     groups = grouped([row for policy in policies for row in rows(policy, 0.5)])
 
     assert lead(groups) is None
@@ -242,7 +242,7 @@ def test_the_comparison_has_a_column_for_each_policy_and_marks_the_best() -> Non
 
 
 @pytest.mark.parametrize(
-    ("ours", "told"),
+    ("ours", "output"),
     [
         (0.9, ()),
         (0.796, ()),
@@ -250,7 +250,7 @@ def test_the_comparison_has_a_column_for_each_policy_and_marks_the_best() -> Non
     ],
 )  # fmt: skip
 def test_the_sentence_tells_where_ours_is_behind_by_more_than_a_percent(
-    ours: float, told: tuple[str, ...]
+    ours: float, output: tuple[str, ...]
 ) -> None:
     groups = grouped(
         [
@@ -260,25 +260,27 @@ def test_the_sentence_tells_where_ours_is_behind_by_more_than_a_percent(
         ]
     )
 
-    check_message(comparison_sentence(groups), *told)
+    check_message(comparison_sentence(groups), *output)
 
 
 @pytest.mark.parametrize(
-    ("ours", "told"),
+    ("ours", "output"),
     [
         (0.88, "10.0%"),
         (0.72, "10.0%"),
         (0.8004, "0.1%"),
     ],
 )
-def test_one_setting_is_told_in_plain_words(ours: float, told: str) -> None:
-    check_message(comparison_sentence(grouped([*rows("adaptive", ours), *rows("dbs", 0.8)])), told)
+def test_one_setting_is_reported_in_plain_words(ours: float, output: str) -> None:
+    check_message(
+        comparison_sentence(grouped([*rows("adaptive", ours), *rows("dbs", 0.8)])), output
+    )
 
 
 def test_settings_in_which_ours_is_level_are_counted_apart() -> None:
     some = [*rows("adaptive", 0.9), *rows("dbs", 0.8)]
     some += [*rows("adaptive", 0.8, scenario="h2"), *rows("dbs", 0.8, scenario="h2")]
 
-    told = comparison_sentence(grouped(some))
+    output = comparison_sentence(grouped(some))
 
-    check_message(told, "0.1%")
+    check_message(output, "0.1%")

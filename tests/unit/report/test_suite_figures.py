@@ -46,7 +46,7 @@ def test_few_workers_are_a_line_each() -> None:
 
     assert [line.name for line in lines] == ["kind-0/0", "kind-0/1", "kind-1"]
     np.testing.assert_array_equal(lines[0].mean, [3, 3, 1])
-    np.testing.assert_array_equal(lines[1].mean, [4, 4, np.nan])  # it is not there
+    np.testing.assert_array_equal(lines[1].mean, [4, 4, np.nan])  # it is absent
     np.testing.assert_array_equal(lines[2].least, [5, 5, 11])
 
 
@@ -57,7 +57,7 @@ def workers_named(*names: str, count: int = 1) -> Scenario:
 
 
 @pytest.mark.parametrize(
-    ("names", "count", "told"),
+    ("names", "count", "output"),
     [
         ("ab", 1, ["a", "b"]),
         ("aa", 1, ["a/0", "a/1"]),
@@ -66,15 +66,15 @@ def workers_named(*names: str, count: int = 1) -> Scenario:
     ],
 )
 def test_workers_of_several_kinds_with_one_name_are_numbered_as_in_their_cluster(
-    names: str, count: int, told: list[str]
+    names: str, count: int, output: list[str]
 ) -> None:
     kinds = workers_named(*names, count=count)
 
     lines = bands(track([[1] * kinds.size], [0, 0]), kinds)
 
-    assert [line.name for line in lines] == told
-    if kinds.size <= MOST_LINES and len(set(told)) > len(set(names)):
-        assert told == [worker.name for worker in Cluster(kinds, 0).workers]
+    assert [line.name for line in lines] == output
+    if kinds.size <= MOST_LINES and len(set(output)) > len(set(names)):
+        assert output == [worker.name for worker in Cluster(kinds, 0).workers]
 
 
 def test_many_workers_are_a_line_for_each_kind_from_the_least_to_the_most() -> None:
@@ -99,10 +99,10 @@ def test_a_panel_holds_the_run_the_best_split_and_the_equal_one() -> None:
 
     panel = Panel.of("uniform", ran, stage)
 
-    assert list(panel.steps_s) == ["this policy", "best split", "equal batches"]
-    np.testing.assert_array_equal(panel.steps_s["this policy"], panel.steps_s["equal batches"])
-    assert (panel.steps_s["best split"] < panel.steps_s["equal batches"]).all()
-    assert panel.noisy_s is None  # there is none to show
+    assert list(panel.steps_s) == ["this policy", "best split", "equal split"]
+    np.testing.assert_array_equal(panel.steps_s["this policy"], panel.steps_s["equal split"])
+    assert (panel.steps_s["best split"] < panel.steps_s["equal split"]).all()
+    assert panel.noisy_s is None  # the run has no noise
     assert panel.scenario == "made"
 
 
@@ -183,7 +183,7 @@ def test_whether_a_file_can_be_written_is_known_before_there_is_anything_to_writ
     assert (tmp_path / "file").read_text() == "kept"
 
 
-def test_a_file_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
 
     with raises_message(ConfigError, "a.png"):

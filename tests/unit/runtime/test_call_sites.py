@@ -53,13 +53,13 @@ def _looker(found: list[Any]) -> Callable[[int], None]:
     return look
 
 
-def test_the_line_of_a_script_without_source_is_still_told() -> None:
+def test_the_line_of_a_script_without_source_is_still_reported() -> None:
     scope: dict[str, Any] = {"line": user_line, "find": line_with, "behind": range_behind}
-    text = "told = line()\nfound = find('clip')\nfor e in range(1):\n    loop = behind(2)"
+    text = "place = line()\nfound = find('clip')\nfor e in range(1):\n    loop = behind(2)"
 
     exec(compile(ast.parse(text), "<nowhere>", "exec"), scope)
 
-    assert scope["told"] == "<nowhere>:1"
+    assert scope["place"] == "<nowhere>:1"
     assert scope["found"] == "<nowhere>:2"
     assert scope["loop"] is None
 

@@ -49,7 +49,7 @@ def test_a_batch_that_cannot_be_is_refused(text: str) -> None:
         read_environment({"EVENSTRIDE_GLOBAL_BATCH": text})
 
 
-def test_silence_is_waited_for_where_nobody_starts_the_ranks_again() -> None:
+def test_silence_is_no_loss_without_a_launcher_that_restarts_ranks() -> None:
     assert read_environment({"EVENSTRIDE_SILENT_S": "4.5"}).silent_s is None
     assert read_environment({"TORCHELASTIC_RUN_ID": "job"}).silent_s == 30.0
 

@@ -82,7 +82,7 @@ def test_a_file_that_was_there_before_is_not_changed(change: str, older: Path, t
     assert {name: after[name] for name in before} == before
 
 
-def test_what_the_script_writes_anew_is_noted_once_and_may_be_changed(
+def test_a_new_file_of_the_script_is_noted_once_and_may_be_changed(
     tmp_path: Path, trial: Path
 ) -> None:
     for _ in range(2):

@@ -36,7 +36,7 @@ def test_the_environment_chooses_only_where_the_script_leaves_it_open(
 
 
 @pytest.mark.parametrize(
-    ("variable", "asked", "told"),
+    ("variable", "asked", "warnings"),
     [
         ("128", {"global_batch": 64}, 1),
         ("64", {"global_batch": 64}, 0),
@@ -44,10 +44,10 @@ def test_the_environment_chooses_only_where_the_script_leaves_it_open(
         ("128", {"global_batch": "auto", "bounds": (64, 128)}, 0),
     ],
 )
-def test_a_batch_of_the_environment_that_does_not_count_is_told_of(
+def test_an_unused_batch_of_the_environment_causes_a_warning(
     variable: str,
     asked: dict[str, Any],
-    told: int,
+    warnings: int,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -55,8 +55,8 @@ def test_a_batch_of_the_environment_that_does_not_count_is_told_of(
     evenstride.Stride(**asked).close()
 
     texts = [one.getMessage() for one in caplog.records if "GLOBAL_BATCH" in one.getMessage()]
-    assert len(texts) == told
-    check_message(texts, *(["128", "global_batch=64"] if told else []))
+    assert len(texts) == warnings
+    check_message(texts, *(["128", "global_batch=64"] if warnings else []))
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ class Run:
         self.stride.close()
 
 
-def test_an_epoch_goes_on_with_another_batch_and_the_batches_are_told(
+def test_an_epoch_continues_with_another_batch_and_the_batches_are_saved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen, shown = list[float](), list[Any]()

@@ -1,4 +1,4 @@
-"""What shares each rank may come to have, as all ranks are told when they form a team."""
+"""The shares that each rank may get, which all ranks know when they form a team."""
 
 from __future__ import annotations
 

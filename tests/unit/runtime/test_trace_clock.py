@@ -1,4 +1,4 @@
-"""Moments of a trace are moments of the world: of the steps that they are told of."""
+"""Times of a trace are calendar times, those of the commits of their steps."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.unit.runtime.solo import Trainer, numbered
 _SLACK_S = 0.05  # of two clocks that are read one after the other, on a busy machine
 
 
-def test_a_commit_is_told_where_it_was_on_the_clock_of_the_world(tmp_path: Path) -> None:
+def test_a_commit_is_recorded_in_calendar_time(tmp_path: Path) -> None:
     began_s = time.time()
     stride = evenstride.Stride(global_batch=4, trace=tmp_path)
     made_s = time.time()
@@ -30,9 +30,9 @@ def test_a_commit_is_told_where_it_was_on_the_clock_of_the_world(tmp_path: Path)
     assert began_s <= header["started_unix_s"] <= made_s
     assert 0.0 <= header["at_s"] <= made_s - began_s
     zero_s = header["started_unix_s"] - header["at_s"]
-    told = [record for record in records if "committed_at_s" in record]
-    assert len(told) >= 2
-    for record in told:
+    commits = [record for record in records if "committed_at_s" in record]
+    assert len(commits) >= 2
+    for record in commits:
         before_s, after_s = marks[record["event"]["step"] - 1]
         assert before_s - _SLACK_S <= zero_s + record["committed_at_s"] <= after_s + _SLACK_S
         assert record["committed_at_s"] < record["at_s"]

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from hypothesis import reject
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from evenstride.sim.scenario.builtin_scenarios import SCENARIOS
 from evenstride.sim.scenario.scenario_model import Scenario
 
-REFERENCE = Path(__file__).parents[3] / "benchmarks" / "scenarios" / "reference.yaml"
+REFERENCE = SCENARIOS / "reference.yaml"
 
 FAST = {"name": "fast", "samples_per_s": 1000.0, "fixed_s": 0.01}
 SLOW = {"name": "slow", "samples_per_s": 250.0, "fixed_s": 0.01}

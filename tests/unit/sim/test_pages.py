@@ -29,9 +29,13 @@ from evenstride.trace.codec import TraceWriter
 from tests.messages import check_message
 
 DOCS = Path(__file__).parents[3] / "docs"
-SIMULATOR, GUIDE = ((DOCS / f"{name}.md").read_text() for name in ("reference/scenarios", "how-to/guide"))
+SCENARIOS, RESULTS, POLICIES = (
+    (DOCS / "reference" / f"{name}.md").read_text()
+    for name in ("scenarios", "simulation-results", "policies")
+)
+HOW_TO = (DOCS / "how-to" / "simulate.md").read_text()
 KINDS: tuple[type[BaseModel], ...] = get_args(get_args(Event)[0])
-PLAIN = ("part", "factor", "cores")
+PLAIN = ("fraction", "factor", "cores")
 COMMON = ("at", "workers", "kind")
 
 
@@ -85,7 +89,7 @@ def fits(told: str, model: type[BaseModel], name: str) -> bool:
 def test_every_field_is_in_its_table_with_its_unit_and_its_default(
     heading: str, model: type[BaseModel]
 ) -> None:
-    found = rows(SIMULATOR, heading)
+    found = rows(SCENARIOS, heading)
 
     assert [name.strip("`") for name, *_ in found] == list(model.model_fields)
     for name, unit, default, meaning in found:
@@ -96,7 +100,7 @@ def test_every_field_is_in_its_table_with_its_unit_and_its_default(
 
 
 def test_every_field_of_an_event_is_in_the_table_of_events() -> None:
-    found = rows(SIMULATOR, "### Events")
+    found = rows(SCENARIOS, "### Events")
     models = {n: kind for kind in KINDS for n in get_args(kind.model_fields["kind"].annotation)}
     known = {(n, name) for n, kind in models.items() for name in kind.model_fields} - {
         (n, name) for n in models for name in COMMON
@@ -108,7 +112,7 @@ def test_every_field_of_an_event_is_in_the_table_of_events() -> None:
         assert fit, f"{name} of {kind} is said to be {default}"
         assert unit
         assert len(meaning) > 5
-    text = section(SIMULATOR, "### Events")
+    text = section(SCENARIOS, "### Events")
     assert all(f"`{name}`" in text for name in (*models, *COMMON))
 
 
@@ -123,13 +127,13 @@ def test_the_schema_says_the_unit_of_what_could_be_taken_for_another() -> None:
 
 
 def test_every_key_of_a_row_is_explained() -> None:
-    keys = [key for _, key, _ in rows(SIMULATOR, "## What the columns mean")]
+    keys = [key for _, key, _ in rows(RESULTS, "## What the columns mean")]
 
     assert sorted(re.findall(r"`(\w+)`", " ".join(keys))) == sorted(FIELDS)
 
 
 def test_every_policy_is_in_the_table_with_all_its_settings() -> None:
-    told = {name.strip("`"): settings for name, _, settings, _ in rows(GUIDE, "## Policies")}
+    told = {name.strip("`"): settings for name, _, settings, _ in rows(POLICIES, "## Policies")}
 
     assert sorted(told) == sorted(POLICY_NAMES)
     for name in sorted(set(told) - {"static"}):
@@ -155,7 +159,7 @@ def test_the_numbers_of_ones_own_machines_are_found_in_a_trace(
         writer.event(0.0, FleetFormed(0, 0, 69, (Worker("a"), Worker("b"))), ())
         writer.event(1.0, Exchanged(1300, 1301, Measurements.of(told)), ())
 
-    printed = run(SIMULATOR, "### Numbers of your own machines", tmp_path, monkeypatch, capsys)
+    printed = run(HOW_TO, "## Numbers of your own machines", tmp_path, monkeypatch, capsys)
 
     first, second = printed.splitlines()
     figures = re.fullmatch(r"worker 0: samples_per_s (.*), fixed_s (.*), noise (.*)", first)
@@ -175,7 +179,7 @@ def test_a_recording_is_made_of_the_published_files(
         for name, load in (("b", 7), ("a", 3)):
             (tmp_path / day / name).write_text(f"{load}\n" * 289)
 
-    run(SIMULATOR, "### Recorded load", tmp_path, monkeypatch, capsys)
+    run(HOW_TO, "## Recorded load", tmp_path, monkeypatch, capsys)
 
     monkeypatch.setenv("EVENSTRIDE_DATA", "data")
     load_recording.cache_clear()

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from evenstride.cli.suite_request import Results
     from evenstride.sim.scoring.suite import Suite
 
-_EXAMPLE = "evenstride compare cluster.yaml"
+_EXAMPLE = "evenstride compare reference"
 _SEEDS = "5"
 
 
@@ -23,51 +23,51 @@ def compare(
     files: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Scenario files, or folders of them; with --real a script and its arguments.",
-            metavar="FILE... | -- SCRIPT ARGS",
+            help=f"{arguments.SCENARIOS_HELP} With --real: a script and its arguments.",
+            metavar="SCENARIO... | -- SCRIPT ARGS",
         ),
     ] = None,
     policies: Annotated[
         list[str] | None,
-        arguments.policies_option("As a list or one by one; all of them if not given."),
+        arguments.policies_option("A comma-separated list, or one per option. Default: all."),
     ] = None,
-    seeds: Annotated[str | None, arguments.seeds_option(f"{_SEEDS} if not given.")] = None,
+    seeds: Annotated[str | None, arguments.seeds_option(f"Default: {_SEEDS}.")] = None,
     lag: arguments.Lag = None,
     cold_lag: arguments.ColdLag = None,
-    steps: Annotated[int | None, arguments.steps_option("With --real steps per run.")] = None,
+    steps: Annotated[int | None, arguments.steps_option("With --real: steps per run.")] = None,
     every: arguments.Every = None,
     plot: Annotated[
         Path | None,
-        typer.Option(help="Draw step times and shares into this folder, a file per scenario."),
+        typer.Option(help="Draw step times and shares into this folder, one file per scenario."),
     ] = None,
     real: Annotated[
-        bool, typer.Option("--real", help="Run a script on local workers of chosen speed instead.")
+        bool, typer.Option("--real", help="Run a script on local workers of given speeds.")
     ] = False,
     speeds: Annotated[
-        str | None, typer.Option(help="With --real: speeds of the workers; 1,0.5,0.2 if not given.")
+        str | None, typer.Option(help="With --real: speeds of the workers. Default: 1,0.5,0.2.")
     ] = None,
     change: Annotated[
         list[str] | None,
         typer.Option(help="With --real: change of speed in each run, as STEP:SPEEDS."),
     ] = None,
     repeats: Annotated[
-        int | None, typer.Option(help="With --real: runs of each policy; 1 if not given.", min=1)
+        int | None, typer.Option(help="With --real: runs of each policy. Default: 1.", min=1)
     ] = None,
     as_json: arguments.AsJson = False,
 ) -> None:
-    """Compare policies: how close each comes to the best split, in every scenario.
+    """Compare policies by how close they come to the best split in each scenario.
 
-    A cell is the mean noise-free efficiency over the seeds; * marks a line's best.
-
-    informed: of a controller that is told the truth, at the same lag.
-
-    The last column: how far adaptive is ahead of the best of the others, paired by
-    seed, with a 95 % bootstrap interval.
+    A cell is the mean noise-free efficiency over the seeds; * marks the best of a line.
+    informed is a controller that knows the true times, at the same lag. The last column shows
+    how far adaptive is ahead of the best other policy, paired by seed, with a 95 % bootstrap
+    interval. evenstride simulate --list lists the built-in scenarios.
 
     Examples:
+        evenstride compare reference h10
+
         evenstride compare cluster.yaml --seeds 20 --lag 1,3,8
 
-        evenstride compare benchmarks/scenarios --policy adaptive,dbs --json
+        evenstride compare cluster.yaml --policy adaptive,dbs --json
 
         evenstride compare --real --speeds 1,0.5 -- train.py --lr 0.1
     """
@@ -85,11 +85,11 @@ def compare(
         )
         compare_real(plan, plot, as_json)
         return
-    _refuse("scenario files; add --real", speeds=speeds, change=change, repeats=repeats)
+    _refuse("scenarios; add --real", speeds=speeds, change=change, repeats=repeats)
     from evenstride.cli.suite_request import asked_suite
 
     suite = asked_suite(
-        [Path(file) for file in files or []],
+        files,
         policies,
         example=_EXAMPLE,
         leave_out=True,
@@ -105,7 +105,7 @@ def compare(
 def _refuse(what: str, **options: object) -> None:
     given = [name for name, value in options.items() if value is not None]
     if given:
-        raise ConfigError(f"--{given[0].replace('_', '-')} does not go with {what}")
+        raise ConfigError(f"--{given[0].replace('_', '-')} cannot be used with {what}")
 
 
 def _compare(suite: Suite, plot: Path | None, as_json: bool) -> None:
@@ -118,14 +118,14 @@ def _compare(suite: Suite, plot: Path | None, as_json: bool) -> None:
     if as_json:
         results.print_rows()
     elif results.rows:
-        _tell(results)
+        _print(results)
     results.end()
     if drawing is not None:
         drawing.save()
 
 
 def _left_out(suite: Suite) -> list[str]:
-    """Return a line for each policy that cannot serve some scenario."""
+    """Return one line for each policy that cannot run in some scenario."""
     from evenstride.cli.suite_request import listed
 
     lines = []
@@ -137,12 +137,12 @@ def _left_out(suite: Suite) -> list[str]:
     return lines
 
 
-def _tell(results: Results) -> None:
+def _print(results: Results) -> None:
     from evenstride.report.suite_text import comparison_sentence, comparison_table, seeds_of
 
     groups = results.groups()
     print_table(comparison_table(groups))
     seeds = seeds_of(groups)
-    say(f"\nNoise-free efficiency, mean of {seeds}; * is the best of its line.")
+    say(f"\nNoise-free efficiency, mean of {seeds}; * marks the best of a line.")
     say(comparison_sentence(groups))
     say(results.times())

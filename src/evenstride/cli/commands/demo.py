@@ -1,8 +1,9 @@
-"""``evenstride demo``: the whole idea on this machine, in under two minutes."""
+"""``evenstride demo``: equal and balanced batches compared on this machine, in two minutes."""
 
 from __future__ import annotations
 
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,21 +16,26 @@ if TYPE_CHECKING:
 
 def demo(
     speeds: Annotated[
-        str, typer.Option(help="Speed of each worker as a part of one core.")
+        str, typer.Option(help="Speed of each worker, as a fraction of one core.")
     ] = "1,0.5,0.2",
     data: Annotated[
         Path | None,
-        typer.Option(help="Folder with Fashion-MNIST's four .gz files, instead of the digits."),
+        typer.Option(
+            help="Folder with the four .gz files of Fashion-MNIST, to use instead of digits."
+        ),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Folder for traces and logs; runs/demo-TIME if not given.")
+        Path | None,
+        typer.Option(help="Folder for report, traces and logs; runs/demo-TIME by default."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Train a small network on really throttled workers, with equal and with balanced batches.
+    """Train a small network on workers of unequal speed, with equal and with balanced batches.
 
-    The workers are processes under CPU limits. Both ways train the same samples from the same
-    start; fixed splits around the measured optimum run beside them for comparison.
+    The workers are processes under CPU limits. Both runs train the same samples from the same
+    start. Two fixed splits near the optimum train too, for comparison. All take turns in short
+    blocks, so that changes of the machine's speed cancel in the ratios. The report page compares
+    both runs.
 
     Examples:
         evenstride demo
@@ -50,29 +56,36 @@ def demo(
     with LiveTable(wanted) as board:
         board.follow(plan.folder / "adaptive.jsonl", "balanced")
         outcome = run_demo(plan, wanted, lambda item: _news(board, item), board.refresh)
-    conclude(outcome, story, as_json)
+    conclude(outcome, partial(story, shown=folder), as_json)
 
 
 def _news(board: LiveTable, item: dict[str, Any]) -> None:
     match item["what"]:
         case "limits":
-            board.say(f"Workers are slowed down by {item['kind']}.")
+            board.say(f"CPU limits: {item['kind']}.")
             if item["caveat"]:
                 board.say(item["caveat"])
         case "block":
             shares = "/".join(map(str, item["shares"]))
             name = {"uniform": "equal", "adaptive": "balanced"}.get(item["policy"], "fixed split")
             board.say(f"{name:12} {item['step_s'] * 1e3:7.1f} ms per step, samples {shares}")
+        case "round":
+            equal, balanced, *fixed = (f"{step_s * 1e3:.1f}" for step_s in item["step_s"])
+            board.say(
+                f"round {item['number']} of {item['of']}: {equal} ms per step with equal batches, "
+                f"{balanced} balanced, {' and '.join(fixed)} with fixed splits"
+            )
         case what:
             board.say(f"{what} ...")
 
 
-def story(outcome: Comparison) -> str:
+def story(outcome: Comparison, shown: Path | None = None) -> str:
+    """Return the figures; ``shown`` is the folder of the report page as the user gave it."""
+    from evenstride.lab.comparison.comparison_text import bound_lines, ratio_text
     from evenstride.report.wording import Table
 
     equal, balanced = outcome.runs
     assert outcome.oracle is not None, "the demo always runs fixed splits"
-    assert outcome.speedup is not None, "the demo always runs the equal split"
     asked = " / ".join(f"{speed:g}" for speed in outcome.speeds)
     got = " / ".join(f"{speed:.2f}" for speed in outcome.achieved_speeds)
     rows = [
@@ -84,34 +97,44 @@ def story(outcome: Comparison) -> str:
         ),
         ("step", _ms(equal.step_s), _ms(balanced.step_s), _ms(outcome.oracle.step_s)),
         ("samples/s", f"{equal.samples_per_s:.0f}", f"{balanced.samples_per_s:.0f}", ""),
-        ("efficiency", f"{equal.efficiency:.2f}", f"{balanced.efficiency:.2f}", "1"),
+        (
+            "efficiency",
+            *(ratio_text(run.efficiency or 0.0, run.efficiency_interval) for run in outcome.runs),
+            "1",
+        ),
         ("final loss", f"{equal.final_loss:.5f}", f"{balanced.final_loss:.5f}", ""),
         ("test accuracy", f"{equal.test_accuracy:.1%}", f"{balanced.test_accuracy:.1%}", ""),
         ("lost, repeated", _audit(equal), _audit(balanced), ""),
     ]
     table = Table(("", "equal", "balanced", "best fixed split"), tuple(rows)).text()
-    return (
+    lines = [
         f"\n{outcome.workers} workers at speeds {asked} (measured {got}), global batch "
-        f"{outcome.global_batch}\n\n{table}\n\n"
-        f"speed-up {outcome.speedup:.2f}, bound {outcome.bound:.2f} (linear bound "
-        f"{outcome.linear_bound:.2f})\ntrace {outcome.trace}\n\n{_sentence(outcome)}"
-    )
+        f"{outcome.global_batch}\n\n{table}\n",
+        *bound_lines(outcome),
+        f"trace {outcome.trace}\n",
+        _sentence(outcome),
+    ]
+    if outcome.report is not None:
+        page = Path(outcome.report)
+        lines.append(f"Open {page if shown is None else shown / page.name} in a browser.")
+    return "\n".join(lines)
 
 
 def _sentence(outcome: Comparison) -> str:
     equal, balanced = outcome.runs
     slowest = min(range(outcome.workers), key=lambda rank: outcome.achieved_speeds[rank])
     if outcome.bound is None or outcome.bound < 1.03:
-        return "These workers are equally fast, so there was nothing to balance."
-    if outcome.disturbed and balanced.step_s >= equal.step_s:
+        return "The workers are equally fast, so balancing cannot help."
+    low, _ = outcome.speedup_interval or (equal.step_s / balanced.step_s, 0.0)
+    if outcome.disturbed and low <= 1.0:
         return (
-            "Other work on this machine took more than balancing brought: nothing can be said. Run "
-            "it again when the machine is quiet."
+            "Other work on this machine took more time than balancing saved, so the demo shows "
+            "nothing. Run it again when the machine is quiet."
         )
     return (
-        f"With equal batches everyone waited for worker {slowest}; evenstride gave it "
-        f"{balanced.shares[slowest]} samples per step instead of {equal.shares[slowest]}, and the "
-        f"same training, sample for sample, took {balanced.step_s / equal.step_s:.0%} of the time."
+        f"With equal batches, all other workers waited for worker {slowest}. evenstride gave it "
+        f"{balanced.shares[slowest]} samples per step instead of {equal.shares[slowest]}. The same "
+        f"training, sample for sample, took {balanced.step_s / equal.step_s:.0%} of the time."
     )
 
 

@@ -1,4 +1,4 @@
-"""``evenstride doctor``: what this machine and process group can do, as a block to post."""
+"""``evenstride doctor``: what this machine and process group support, as a block to post."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 WRONG = 1
-"""Exit code of a bench that found something that is not as promised."""
+"""Exit code of a bench that found a gradient that is not exact."""
 HOW_TO_GROUP = (
-    "one process alone: run torchrun --nproc-per-node N -m evenstride doctor --bench, with N the "
-    "number of GPUs, for timing and balance as well"
+    "Only one process ran. For timing and balance, run torchrun --nproc-per-node N -m evenstride "
+    "doctor --bench, where N is the number of GPUs."
 )
 
 
@@ -31,17 +31,17 @@ def doctor(
     ] = False,
     seconds: Annotated[
         float | None,
-        typer.Option(min=1, max=3600, help="With --bench: about how long to measure (90)."),
+        typer.Option(min=1, max=3600, help="With --bench: length in seconds. Default: 90."),
     ] = None,
 ) -> None:
-    """Tell what this machine can do; under torchrun also what the process group can.
+    """Report what this machine supports; under torchrun also what the process group supports.
 
-    It lists the ports on which training jobs listen here, and says which of them
-    other machines can reach. Under torchrun these are the ports of its own group.
+    The report lists the ports on which training jobs listen, and which of them other machines can
+    reach. Under torchrun these are the ports of its own group.
 
-    In a group it checks that weighted gradients are exact, measures how fast the ranks
-    exchange and how fast each computes, and names who is slow. With --bench it measures, in
-    about two minutes, what evenstride brings and costs here, as a block to post; the exit code
+    In a group, doctor checks that weighted gradients are exact. It measures communication and the
+    speed of each rank, and names slow ranks. With --bench it measures the speed-up and the overhead
+    of evenstride on this machine, in about two minutes, and prints a block to post. The exit code
     is 1 if a gradient is not exact.
 
     Examples:
@@ -61,13 +61,13 @@ def doctor(
         return
     if seconds is not None:
         raise ConfigError(
-            f"doctor --seconds {seconds:g} says how long --bench measures; add --bench, or leave "
-            "it out"
+            f"--seconds {seconds:g} sets how long --bench measures, and --bench is missing; add "
+            "--bench or remove --seconds"
         )
     findings = examine_machine()
     if world_size > 1:
         group = examine_group()
-        if group is None:  # another rank prints
+        if group is None:  # rank 0 prints
             return
         findings["group"] = group
     else:
@@ -79,9 +79,9 @@ def _bench(environment: Environment, seconds: float, as_json: bool) -> None:
     from evenstride.lab.doctor.bench_ranks import BenchBudget
     from evenstride.lab.doctor.checkup import examine_machine
 
-    _refuse_what_interferes(environment)
+    _refuse_interference(environment)
     findings = examine_machine()
-    # By name, as it brings all of training with it.
+    # Imported by name, because it imports all of training.
     running = import_to_train("evenstride.lab.doctor.bench_run")
     rank, findings["bench"] = running.run_bench(
         environment.world_size, BenchBudget.of(seconds), lambda text: say(text, err=True)
@@ -95,8 +95,8 @@ def _bench(environment: Environment, seconds: float, as_json: bool) -> None:
         raise typer.Exit(WRONG)
 
 
-def _refuse_what_interferes(environment: Environment) -> None:
-    """Refuse the variables that would end, change or record the bench's own runs."""
+def _refuse_interference(environment: Environment) -> None:
+    """Refuse environment variables that would end, change or record the runs of the bench."""
     names = {
         "EVENSTRIDE_MAX_STEPS": environment.max_steps,
         "EVENSTRIDE_CALIBRATE": environment.calibrate,
@@ -106,13 +106,13 @@ def _refuse_what_interferes(environment: Environment) -> None:
     found = [name for name, value in names.items() if value is not None]
     if found:
         raise ConfigError(
-            f"doctor --bench makes runs of its own, which {' and '.join(found)} would change; "
-            "unset it for the bench"
+            f"{' and '.join(found)} would change the runs that doctor --bench makes; unset it for "
+            "the bench"
         )
 
 
 def tell_bench(findings: dict[str, Any]) -> str:
-    """Return the findings of the machine and the bench as a heading and a fixed-width block."""
+    """Return the findings about machine and bench as a heading and a fixed-width block."""
     bench = findings["bench"]
     ranks = bench["ranks"]
     backend = f" over {bench['backend']}" if bench["backend"] else ""
@@ -154,26 +154,25 @@ def _exactness(name: str, one: dict[str, Any]) -> str:
 
 def _timing(rank: int, one: dict[str, Any]) -> str:
     if one["read_s"] is None:
-        read = "nothing was reported in time"
+        read = "no step was reported in time"
     else:
-        read = f"our clock read {_ms(one['read_s'])}, {one['ratio']:.3f} times that, step by step"
+        read = f"evenstride measured {_ms(one['read_s'])} (median ratio {one['ratio']:.3f})"
     return (
-        f"timing      rank {rank}, share {one['share']}: own work {_ms(one['true_s'])}, {read}; "
-        f"with the others a step takes {_ms(one['step_s'])}"
+        f"timing      rank {rank}, share {one['share']}: busy time {_ms(one['true_s'])}, {read}; "
+        f"step time {_ms(one['step_s'])}"
     )
 
 
 def _balance(one: dict[str, Any]) -> list[str]:
     low, high = one["speedup_interval"]
-    unclear = "; unresolved: they may be equally fast" if low <= 1.0 <= high else ""
-    bound = f"{one['bound_model']:.3f}" if one["bound_model"] else "not known"
+    unclear = "; unresolved: both may be equally fast" if low <= 1.0 <= high else ""
+    bound = f"{one['bound_model']:.3f}" if one["bound_model"] else "unknown"
     shares = "/".join(map(str, one["shares"]))
     return [
-        f"balance     equal {_ms(one['equal_s'])}, adaptive {_ms(one['adaptive_s'])} a step: "
-        f"{one['speedup']:.3f} times as fast (median of pairs, 95 % {low:.3f} to {high:.3f}; bound "
+        f"balance     step time: equal {_ms(one['equal_s'])}, adaptive {_ms(one['adaptive_s'])}; "
+        f"speed-up {one['speedup']:.3f} (median of pairs, 95 % {low:.3f} to {high:.3f}; bound "
         f"{bound}, from fitted curves){unclear}",
-        f"            shares {shares}, changed {one['changes']} time(s), {one['blocks']} pairs of "
-        "blocks",
+        f"            shares {shares}, {one['changes']} change(s), {one['blocks']} pairs of blocks",
     ]
 
 
@@ -181,11 +180,11 @@ def _overhead(one: dict[str, Any], batch: int) -> list[str]:
     low, high = one["ratio_interval"]
     least, most = one["control_interval"]
     return [
-        f"overhead    plain {_ms(one['plain_s'])}, evenstride {_ms(one['evenstride_s'])} a step of "
-        f"{batch} samples: {one['ratio']:.4f} times as long (median of pairs, 95 % {low:.4f} to "
+        f"overhead    step time of {batch} samples: plain {_ms(one['plain_s'])}, evenstride "
+        f"{_ms(one['evenstride_s'])}; ratio {one['ratio']:.4f} (median of pairs, 95 % {low:.4f} to "
         f"{high:.4f})",
-        f"            plain against itself {one['control']:.4f} (95 % {least:.4f} to {most:.4f}), "
-        f"{one['pairs']} pairs; under 1 %: {one['verdict']}; own time {_ms(one['own_s'])} a step",
+        f"            plain / plain {one['control']:.4f} (95 % {least:.4f} to {most:.4f}), "
+        f"{one['pairs']} pairs; under 1 %: {one['verdict']}; own time {_ms(one['own_s'])} per step",
     ]
 
 

@@ -1,4 +1,4 @@
-"""``evenstride estimate``: what balancing can give, before anything is set up."""
+"""``evenstride estimate``: the possible gain of balancing, before any setup."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ def estimate(
     ],
     global_batch: Annotated[
         int | None,
-        typer.Option("--global-batch", "-b", help="Samples per step; 64 per worker if not given."),
+        typer.Option("--global-batch", "-b", help="Samples per step. Default: 64 per worker."),
     ] = None,
     fixed: Annotated[
         float,
         typer.Option(
-            help="Part of the fastest worker's equal step that does not grow with its batch."
+            help="Fraction of the fastest worker's equal step that does not depend on its batch."
         ),
     ] = 0.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """What equal and balanced batches would reach on workers of these speeds.
+    """Estimate the steps of the equal and of the balanced split for workers of given speeds.
 
-    Speeds are relative: samples per second, TFLOP/s or cores will do. Nothing is run.
+    Speeds are relative: samples per second, TFLOP/s or cores. The command runs no training.
 
     Examples:
         evenstride estimate 1,1,0.4
@@ -43,41 +43,41 @@ def estimate(
     from evenstride.core.allocation.speedup import prospect_of_speeds
 
     values = _numbers(speeds)
-    hope = prospect_of_speeds(values, global_batch=global_batch, fixed=fixed)
+    prospect = prospect_of_speeds(values, global_batch=global_batch, fixed=fixed)
     if as_json:
         figures = {
             "speeds": values,
-            "global_batch": sum(hope.equal_shares),
-            "equal": {"shares": hope.equal_shares, "step": hope.equal_s},
-            "balanced": {"shares": hope.best_shares, "step": hope.best_s},
-            "bound": hope.bound,
-            "linear_bound": hope.linear_bound,
-            "gain": hope.gain,
-            "worth_it": hope.worth_it,
+            "global_batch": sum(prospect.equal_shares),
+            "equal": {"shares": prospect.equal_shares, "step": prospect.equal_s},
+            "balanced": {"shares": prospect.best_shares, "step": prospect.best_s},
+            "bound": prospect.bound,
+            "linear_bound": prospect.linear_bound,
+            "gain": prospect.gain,
+            "worth_it": prospect.worth_it,
         }
         typer.echo(json.dumps(figures))
         return
-    _tell(hope)
+    _print(prospect)
 
 
-def _tell(hope: Prospect) -> None:
+def _print(prospect: Prospect) -> None:
     from evenstride.core.allocation.speedup import WORTH_IT
 
     typer.echo(f"{'':10}{'samples per step':<34}{'step':>8}")
     for name, shares, step in (
-        ("equal", hope.equal_shares, hope.equal_s),
-        ("balanced", hope.best_shares, hope.best_s),
+        ("equal", prospect.equal_shares, prospect.equal_s),
+        ("balanced", prospect.best_shares, prospect.best_s),
     ):
         typer.echo(f"{name:10}{_shares(shares):<34}{step:>8.3f}")
-    if len(hope.equal_shares) == 1:
+    if len(prospect.equal_shares) == 1:
         typer.echo("There is one worker, so there is nothing to balance.")
         return
     say(
-        f"Balancing would make steps {hope.bound:.2f} times as fast, {hope.gain:.0%} less time "
-        "(1 is the fastest worker's equal step; communication comes on top)."
+        f"Balanced steps are {prospect.bound:.2f} times as fast and take {prospect.gain:.0%} less "
+        "time. A step of 1 is the fastest worker's equal step, without communication."
     )
-    if not hope.worth_it:
-        say(f"That is a gain under {WORTH_IT:.0%}, not worth it.")
+    if not prospect.worth_it:
+        say(f"The gain is under {WORTH_IT:.0%}, so balancing is not worth it.")
 
 
 def _numbers(text: str) -> list[float]:
@@ -85,8 +85,7 @@ def _numbers(text: str) -> list[float]:
         return [float(part) for part in text.split(",")]
     except ValueError:
         raise ConfigError(
-            f"speeds {text!r} are not understood; give one positive number per worker, such as "
-            "1,1,0.4"
+            f"SPEEDS is {text!r}: expected one positive number per worker, such as 1,1,0.4"
         ) from None
 
 

@@ -1,4 +1,4 @@
-"""``evenstride lab``: any script of yours on local workers of chosen speed."""
+"""``evenstride lab``: a training script on local workers of chosen speeds."""
 
 from __future__ import annotations
 
@@ -16,14 +16,16 @@ def lab(
         list[str],
         typer.Argument(help="Script and its arguments, after --.", metavar="-- SCRIPT ARGS"),
     ],
-    speeds: Annotated[str, typer.Option(help="Speed of each worker as a part of one core.")],
+    speeds: Annotated[str, typer.Option(help="Speed of each worker, as a fraction of one core.")],
     policies: Annotated[
-        str, typer.Option(help="Policies to compare, in the order they alternate.")
+        str, typer.Option(help="Policies to compare; every other round reverses their order.")
     ] = "uniform,adaptive",
     steps: Annotated[
-        int, typer.Option(min=1, help="Steps per run; the first 40 are cold and counted apart.")
+        int, typer.Option(min=1, help="Steps per run; the figures leave out the first 40.")
     ] = 120,
-    repeats: Annotated[int, typer.Option(min=1, help="Runs of each policy.")] = 2,
+    repeats: Annotated[
+        int, typer.Option(min=1, help="Rounds; each policy runs once per round.")
+    ] = 2,
     change: Annotated[
         list[str] | None,
         typer.Option(help="Change of speed in each run, as STEP:SPEEDS or SECONDSs:SPEEDS."),
@@ -31,36 +33,38 @@ def lab(
     sync: Annotated[
         list[str] | None,
         typer.Option(
-            help="Modes of synchronisation to compare, each under every policy: bsp, bsp-ps, asp, "
-            "'ssp(staleness=3)', 'local-sgd(every=8)', delayed; the script's own if not given."
+            help="Synchronisation modes to compare, each under every policy: bsp, bsp-ps, asp, "
+            "'ssp(staleness=3)', 'local-sgd(every=8)', delayed; by default the script's own."
         ),
     ] = None,
     calibrate: Annotated[
-        bool, typer.Option(help="Measure the true curves before and after, and run fixed splits.")
+        bool, typer.Option(help="Measure the workers before and after, and run fixed splits.")
     ] = True,
     out: Annotated[
-        Path | None, typer.Option(help="Folder for traces and logs; runs/lab-TIME if not given.")
+        Path | None, typer.Option(help="Folder for traces and logs; runs/lab-TIME by default.")
     ] = None,
     restore: Annotated[
         bool,
         typer.Option(
             "--restore",
-            help="Start each run from the script's newest checkpoint, which is only read.",
+            help="Start each run from the script's newest checkpoint, which stays unchanged.",
         ),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Run a training script on local workers of chosen speed, under several policies.
+    """Run a training script on local workers of chosen speeds, under several policies.
 
-    The script is launched through torchrun, one process per speed, each under a CPU limit. It
-    must use evenstride and leave policy= out of its Stride; EVENSTRIDE_POLICY sets it. Every run
-    starts from scratch: its Checkpointer writes to a folder of its own, which is deleted
-    afterwards.
+    torchrun starts one process per speed, each under a CPU limit. The script must use evenstride
+    and leave out policy= in its Stride, because EVENSTRIDE_POLICY sets the policy. Every run starts
+    from scratch: its Checkpointer writes to a temporary folder.
 
-    With --sync, each mode is run under every policy, and a table tells samples per second,
-    waiting, staleness, and the shortest and longest of the workers' own periods, after 40 steps
-    or half of a shorter run. The script leaves sync= out; EVENSTRIDE_SYNC sets it. Parameter
-    servers are not slowed down.
+    Speed-up, bound and efficiency come with 95 % intervals, from pairs of blocks of 20 steps. More
+    --repeats make them narrower. The exit code is 3 if an interval is wider than +-10 %.
+
+    With --sync, the lab runs each mode under every policy. A table shows samples per second,
+    waiting time, staleness, and the workers' shortest and longest update periods, after 40 steps
+    or half of a shorter run. The script must leave out sync=, because EVENSTRIDE_SYNC sets
+    the mode. Parameter servers have no CPU limit.
 
     Examples:
         evenstride lab --speeds 1,0.5,0.25 -- examples/ddp.py

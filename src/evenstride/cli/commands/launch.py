@@ -1,4 +1,4 @@
-"""``evenstride launch``: torchrun with settings for workers that come and go."""
+"""``evenstride launch``: torchrun with settings for elastic training."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ def launch(
     command: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Script and its arguments, or -- -m pkg.module and those.",
+            help="Script and its arguments, or -- -m pkg.module and its arguments.",
             metavar="SCRIPT [ARGS]...",
         ),
     ] = None,
     nodes: Annotated[
-        str, typer.Option(help="Machines, or the fewest and the most.", metavar="N|MIN:MAX")
+        str, typer.Option(help="Number of machines, or a range.", metavar="N|MIN:MAX")
     ] = "1",
     per_node: Annotated[
         str,
         typer.Option(
-            help="Workers per machine; gpu or cpu: one for each; auto: gpu where there are some, "
-            "else cpu.",
+            help="Workers per machine. gpu or cpu: one for each. auto: gpu if there are GPUs, else "
+            "cpu.",
             metavar="N",
         ),
     ] = "auto",
     store: Annotated[
         str | None,
         typer.Option(
-            help="Where the machines meet; port 29400 if left out.", metavar="HOST[:PORT]"
+            help="Address of the rendezvous store. Default port: 29400.", metavar="HOST[:PORT]"
         ),
     ] = None,
     name: Annotated[
@@ -51,45 +51,47 @@ def launch(
     ] = "evenstride",
     spot: Annotated[
         bool,
-        typer.Option("--spot", help="Machines may be taken away; none of them hosts the store."),
+        typer.Option("--spot", help="Machines may be preempted. None of them hosts the store."),
     ] = False,
     restarts: Annotated[
-        int | None, typer.Option(min=0, help="Most restarts; 3, and 1000 with --spot, if left out.")
+        int | None, typer.Option(min=0, help="Most restarts. Default: 3, with --spot 1000.")
     ] = None,
     address: Annotated[
         str | None,
         typer.Option(
-            help="This machine's address for the others; the one towards the store if left out.",
+            help="This machine's address for the others. Default: the one towards the store.",
             metavar="HOST",
         ),
     ] = None,
     store_only: Annotated[
-        bool, typer.Option("--store-only", help="Serve the store at --store, and nothing else.")
+        bool, typer.Option("--store-only", help="Only serve the store at --store.")
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print the command.")] = False,
     as_json: Annotated[
         bool,
         typer.Option(
             "--json",
-            help="Print one JSON object, and start nothing; a store of --store-only is served.",
+            help="Print one JSON object and start nothing, except the store of --store-only.",
         ),
     ] = False,
 ) -> None:
-    """Start a script with torchrun, so that it survives machines that come and go.
+    """Start a script with torchrun and settings for elastic training.
 
-    Prints the torchrun command and becomes it. Run it on every machine. A machine
-    that is lost costs the steps since the last checkpoint and some ten seconds,
-    instead of most of a minute.
+    The command prints the torchrun command and becomes it. Run it on every
+    machine. A lost machine costs the steps since the last checkpoint and
+    about 10 s, instead of most of a minute.
 
-    Each loss counts as a restart, also when a machine is taken away. The store
-    must outlive all machines: torchrun cannot go on without it. With --spot it is
-    served apart, with --store-only on a small machine that stays. Whoever reaches
-    its port can run code on all machines of the job, so let nobody else reach it.
+    Each loss counts as a restart, including preemptions. The store must
+    outlive all machines, because torchrun cannot continue without it. With
+    --spot, start it with --store-only on a small machine that stays. Any
+    process that reaches its port can run code on all machines of the job, so
+    restrict access to it.
 
-    On one machine every port listens on loopback. On several machines, the store
-    listens on the address of --store, everything else on that of --address.
+    On one machine, every port listens on loopback. On several machines, the
+    store listens on the address of --store, all other ports on that of
+    --address.
 
-    Options of launch stand before the script; what follows it is the script's.
+    Options of launch precede the script. Options after it go to the script.
 
     Examples:
         evenstride launch --per-node 2 train.py --lr 0.1
@@ -108,8 +110,8 @@ def launch(
         return
     if not command:
         raise ConfigError(
-            "there is no script to launch; name it after the options, such as evenstride launch "
-            "--per-node 2 train.py, or add --store-only to serve a store alone"
+            "no script given: expected one after the options, such as evenstride launch --per-node "
+            "2 train.py; to serve only a store, add --store-only"
         )
     request = torchrun.Request(
         command=tuple(command),
@@ -122,38 +124,38 @@ def launch(
         address=address,
     )
     run = torchrun.torchrun(request, torchrun.offers_of_torch())
-    run = replace(run, notes=(*run.notes, *_strayed(context, command)))
+    run = replace(run, notes=(*run.notes, *_misplaced(context, command)))
     if not (dry_run or as_json):
         _refuse_if_missing(command[0])
     _become(run, as_json, dry_run or as_json)
 
 
-def _strayed(context: typer.Context, command: list[str]) -> list[str]:
-    """Return a note for each option of launch that went to the script."""
+def _misplaced(context: typer.Context, command: list[str]) -> list[str]:
+    """Return a note for each option of launch that goes to the script."""
     own = {name for parameter in context.command.params for name in parameter.opts}
     ended = command.index("--") if "--" in command else len(command)
     given = dict.fromkeys(word.partition("=")[0] for word in command[1:ended])
     return [
-        f"{name} after the script goes to the script; put it before if launch is meant."
+        f"{name} after the script goes to the script; to give it to launch, put it before."
         for name in given
         if name.startswith("--") and name in own
     ]
 
 
 def _refuse_if_missing(script: str) -> None:
-    """Refuse a script that no restart would find; what begins with a dash is for torchrun."""
+    """Refuse a script that does not exist. A text with a leading dash is for torchrun."""
     path = Path(script)
     if script.startswith("-") or path.is_file() or (path / "__main__.py").is_file():
         return
-    there = "it is a folder" if path.is_dir() else f"there is no such file seen from {Path.cwd()}"
+    what = "a folder" if path.is_dir() else f"not a file in {Path.cwd()}"
     raise ConfigError(
-        f"{script} is to be launched, and {there}; launch starts a script, or a module given as "
-        "-- -m pkg.module; correct the name, or go to the folder that it starts from"
+        f"cannot launch {script}, which is {what}: expected a script, or a module as "
+        "-- -m pkg.module; correct the name, or change the folder"
     )
 
 
 def _become(run: Torchrun, as_json: bool, dry_run: bool) -> None:
-    """Print a command, and run it in place of this process."""
+    """Print a command and replace this process with it."""
     words = [sys.executable, "-m", "evenstride.lab.processes.rendezvous", *run.arguments]
     if as_json:
         typer.echo(json.dumps({"command": words, "notes": run.notes}))
@@ -169,31 +171,31 @@ def _become(run: Torchrun, as_json: bool, dry_run: bool) -> None:
 def _serve(
     endpoint: StoreEndpoint | None, command: list[str] | None, as_json: bool, dry_run: bool
 ) -> None:
-    """Serve a store until told to end."""
+    """Serve a store until a signal ends the process."""
     if endpoint is None:
         raise ConfigError(
-            "a store alone needs an address to be served at; add --store HOST:PORT, with an "
-            "address of this machine that the workers reach"
+            "--store-only needs an address; add --store HOST:PORT, with an address of this machine "
+            "that the workers can reach"
         )
     if command:
         raise ConfigError(
-            f"--store-only serves a store and runs no script, but {command[0]} is given; leave it "
-            "out, and launch it on the other machines"
+            f"--store-only runs no script, but {command[0]} is given; leave it out, and launch it "
+            "on the other machines"
         )
     if dry_run:
-        _tell_store(str(endpoint), as_json)
+        _print_store(str(endpoint), as_json)
         return
     from evenstride.runtime.store.store_server import serve_store
 
     with serve_store(endpoint.host, endpoint.port) as (host, port):
-        _tell_store(f"[{host}]:{port}" if ":" in host else f"{host}:{port}", as_json)
+        _print_store(f"[{host}]:{port}" if ":" in host else f"{host}:{port}", as_json)
         while True:
             signal.pause()
 
 
-def _tell_store(at: str, as_json: bool) -> None:
+def _print_store(at: str, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps({"store": at}))
     else:
-        say(f"The store is served at {at}; it must run as long as the job does.")
+        say(f"The store listens at {at}. It must run as long as the job.")
     sys.stdout.flush()

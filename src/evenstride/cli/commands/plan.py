@@ -26,25 +26,25 @@ def plan(
     runs: Annotated[
         list[str],
         typer.Argument(
-            help="Profiles, or folders of runs of the same workload. With --online: -- SCRIPT ARGS."
+            help="Profiles, or folders of runs, of one workload. With --online: -- SCRIPT ARGS."
         ),
     ],
     catalog: Annotated[
         Path | None,
-        typer.Option(help="Prices, as CSV; the dated ones that are shipped, if not given."),
+        typer.Option(help="Prices as CSV. Default: the dated prices that the package ships."),
     ] = None,
     epochs: Annotated[
-        float | None, typer.Option(help="Epochs that training lasts at the script's own batch.")
+        float | None, typer.Option(help="Epochs of the training at the script's own batch.")
     ] = None,
     deadline: Annotated[
-        str | None, typer.Option(help="Latest end, such as 6h, 30m or 2d; a number is hours.")
+        str | None, typer.Option(help="Longest time, such as 6h, 30m or 2d. Default unit: hours.")
     ] = None,
-    budget: Annotated[float | None, typer.Option(help="Most that it may cost, in USD.")] = None,
+    budget: Annotated[float | None, typer.Option(help="Highest cost in USD.")] = None,
     objective: Annotated[
         str | None,
         typer.Option(
-            help="time, cost or knee. If not given: cost with a deadline, time with a budget, and "
-            "else the knee of both."
+            help="time, cost or knee. Default: cost with a deadline, time with a budget, otherwise "
+            "the knee of both."
         ),
     ] = None,
     confidence: Annotated[
@@ -52,72 +52,71 @@ def plan(
         typer.Option(
             min=0.5,
             max=0.99,
-            help="Probability with which limits are kept; 0.5 is the expected case.",
+            help="Probability of keeping the limits. 0.5 is the expected case.",
         ),
     ] = 0.5,
     spot: Annotated[
-        bool, typer.Option("--spot", help="Plan with machines that may be taken away.")
+        bool, typer.Option("--spot", help="Include spot machines, which may be preempted.")
     ] = False,
     batches: Annotated[
         str | None,
-        typer.Option(help="Global batches to look at; about the script's own if not given."),
+        typer.Option(help="Global batches to consider. Default: around the script's own."),
     ] = None,
     max_nodes: Annotated[
-        int, typer.Option(min=1, max=128, help="Most machines of a cluster.")
+        int, typer.Option(min=1, max=128, help="Largest number of machines in a cluster.")
     ] = 32,
-    mixed: Annotated[bool, typer.Option(help="Whether two types may be in one cluster.")] = True,
-    regions: Annotated[str, typer.Option(help="Regions to look at; all if not given.")] = "",
-    types: Annotated[str, typer.Option(help="Types to look at; all if not given.")] = "",
+    mixed: Annotated[bool, typer.Option(help="Allow two machine types in one cluster.")] = True,
+    regions: Annotated[str, typer.Option(help="Regions to consider. Default: all.")] = "",
+    types: Annotated[str, typer.Option(help="Machine types to consider. Default: all.")] = "",
     transfer: Annotated[
-        bool, typer.Option(help="Whether to carry times over to types that were not measured.")
+        bool, typer.Option(help="Estimate types that were not measured from one that was.")
     ] = True,
     links: Annotated[
         str | None,
-        typer.Option("--links", help="Measured latency and bandwidth, as MS:GBIT, such as 0.1:10."),
+        typer.Option("--links", help="Measured latency and bandwidth as MS:GBIT, such as 0.1:10."),
     ] = None,
     trained: Annotated[
         list[str] | None,
         typer.Option(
-            help="A training that reached the target, as BATCH:EPOCHS; two batches or more tell "
-            "how epochs follow the batch. Can be given often.",
+            help="A training that reached the target, as BATCH:EPOCHS. Two or more batches show "
+            "how the epochs depend on the batch. Repeatable.",
             metavar="BATCH:EPOCHS",
         ),
     ] = None,
     target_loss: Annotated[
         float | None,
         typer.Option(
-            help="Loss that training is to come to. The runs that did tell how many epochs it "
-            "takes at their batches."
+            help="Loss that the training must reach. The given runs that reached it show the "
+            "epochs at their batches."
         ),
     ] = None,
     metric: Annotated[
         str,
         typer.Option(
-            help="Name of the metric that is to come to --target-loss, as the script records it "
-            "with Stride.mean(name=). For a loss that it does not record, the training loss is "
-            "taken."
+            help="Metric that must reach --target-loss, recorded by the script with "
+            "Stride.mean(name=). The training loss replaces a loss that is not recorded."
         ),
     ] = "loss",
     types_of_run: Annotated[
         str,
         typer.Option(
             "--as",
-            help="Type of a run's machines; or one for each worker, by commas. Not needed beside a "
-            "profile: the run's times do not count then.",
+            help="Type of a run's machines, or a comma-separated type for each worker. Not needed "
+            "with a profile, whose times count instead.",
         ),
     ] = "",
     restart: Annotated[
         str,
         typer.Option(
-            help="From the loss of a spot machine until training goes on, the wait for another one "
-            "included; several equally likely ones by commas: 2m,30m,3h. 2m if not given.",
+            help="Time from a preemption until training continues, including the wait for another "
+            "machine, or a list of equally likely times: 2m,30m,3h. Default: 2m.",
         ),
     ] = "",
     preemptions: Annotated[
         list[str] | None,
         typer.Option(
-            help="Recorded losses or availability of spot machines, of a type or of all; see "
-            "docs/reference/catalogue.md for what a file looks like. Can be given often.",
+            help="Recorded preemptions or availability of spot machines, of one type or of all. "
+            "docs/reference/catalogue.md describes the format. Repeatable.",
             metavar="FILE[:TYPE]",
         ),
     ] = None,
@@ -129,15 +128,13 @@ def plan(
     ] = "bsp",
     live: Annotated[
         str,
-        typer.Option(help="Clouds to ask for today's prices, by commas, with gpuhunt: aws,gcp."),
+        typer.Option(help="Clouds whose prices gpuhunt fetches now: aws,gcp."),
     ] = "",
-    sky: Annotated[
-        Path | None, typer.Option(help="Folder to write SkyPilot's task files into.")
-    ] = None,
+    sky: Annotated[Path | None, typer.Option(help="Folder for SkyPilot task files.")] = None,
     script: Annotated[
         str | None,
         typer.Option(
-            help="Script and arguments for the start lines; those that were measured, if not given."
+            help="Script and arguments for the start commands. Default: the measured script."
         ),
     ] = None,
     plot: Annotated[Path | None, typer.Option(help="File for a plot of time and cost.")] = None,
@@ -145,13 +142,13 @@ def plan(
         bool,
         typer.Option(
             "--force",
-            help="Take profiles that do not fit together, and steps of a processor as those of the "
-            "accelerator that their type has.",
+            help="Accept profiles that do not match, and CPU steps as those of the type's "
+            "accelerator.",
         ),
     ] = False,
     online: Annotated[
         bool,
-        typer.Option("--online", help="Train the script, and find workers and batch meanwhile."),
+        typer.Option("--online", help="Train the script and search for workers and batch."),
     ] = False,
     workers: Annotated[
         str | None,
@@ -160,39 +157,45 @@ def plan(
     speeds: Annotated[
         str | None,
         typer.Option(
-            help="With --online: speeds to limit the workers to, as parts of a core, such as "
-            "1,0.5; as they are if not given."
+            help="With --online: CPU limits of the workers, as fractions of a core, such as 1,0.5. "
+            "Default: no limits."
         ),
     ] = None,
     usd_per_h: Annotated[
-        float, typer.Option(help="With --online: price of a worker for an hour; 1 counts hours.")
+        float, typer.Option(help="With --online: price of a worker per hour. 1 counts hours.")
     ] = 1.0,
     folder: Annotated[
         Path | None,
-        typer.Option(help="With --online: folder of the run; given again, it goes on from there."),
+        typer.Option(help="With --online: folder of the run. An existing run continues."),
     ] = None,
     probe_steps: Annotated[
-        int, typer.Option(min=5, help="With --online: steps by which a configuration is measured.")
+        int, typer.Option(min=5, help="With --online: steps to measure each configuration.")
     ] = 40,
     restore: Annotated[
         bool,
         typer.Option(
             "--restore",
-            help="With --online: start from the script's newest checkpoint, which is only read.",
+            help="With --online: start from the script's newest checkpoint, which stays unchanged.",
         ),
+    ] = False,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Print all notes on the figures, not only five.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Say which machines to rent for a measured workload, how many, and at which batch.
+    """Find the machines to rent for a measured workload, their number, and the global batch.
 
-    Times come from profiles (evenstride profile), prices from a catalogue. Every figure has a 95 %
-    interval. Clusters are in one place; of two types at most, balanced.
+    Times come from profiles (evenstride profile), prices from a catalogue. Times and costs have
+    95 % intervals. A cluster is in one place and has at most two machine types. The table shows
+    candidates that clearly differ; --json has all.
 
-    With --online the script is trained on this machine, and the number of workers and the batch
-    are found while it trains: what is trained meanwhile counts.
+    With --online, the script trains on this machine. The search for the number of workers and the
+    batch runs during the training, and its steps count.
 
     Examples:
         evenstride plan profile.json --epochs 30
+
+        evenstride plan profile.json --epochs 30 --explain
 
         evenstride plan profile.json --epochs 30 --deadline 6h --catalog prices.csv --spot
 
@@ -204,11 +207,11 @@ def plan(
 
         evenstride plan --online --workers 1,2,4 --batches 64,256 --epochs 30 -- train.py --lr 0.1
     """
-    _refuse_strangers(context, online=online)
+    _refuse_unrelated(context, online=online)
     if online:
         from evenstride.cli import plan_online
 
-        asked_online = plan_online.request_of(
+        search = plan_online.request_of(
             tuple(runs),
             workers=workers,
             batches=batches,
@@ -220,11 +223,11 @@ def plan(
             probe_steps=probe_steps,
             restore=restore,
         )
-        plan_online.perform(asked_online, as_json=as_json)
+        plan_online.perform(search, as_json=as_json)
         return
     from evenstride.cli.plan_request import PlanRequest, TrainingLength, wishes_of
 
-    asked = PlanRequest(
+    request = PlanRequest(
         runs=tuple(map(Path, runs)),
         catalog=catalog,
         length=TrainingLength(epochs, tuple(trained or ()), target_loss, metric),
@@ -245,11 +248,11 @@ def plan(
         script=None if script is None else _words(script),
         wishes=wishes_of(objective, deadline, budget, confidence),
     )
-    _perform(asked, sky, plot, as_json=as_json)
+    _perform(request, sky, plot, explain=explain, as_json=as_json)
 
 
-def _refuse_strangers(context: typer.Context, *, online: bool) -> None:
-    """Refuse options that mean nothing for what is asked."""
+def _refuse_unrelated(context: typer.Context, *, online: bool) -> None:
+    """Refuse options that have no effect with or without ``--online``."""
     for parameter in context.command.params:
         name = parameter.name or ""
         source = context.get_parameter_source(name)
@@ -259,33 +262,35 @@ def _refuse_strangers(context: typer.Context, *, online: bool) -> None:
         option = max(parameter.opts, key=len)
         if online:
             raise ConfigError(
-                f"{option} is about machines to rent, and --online chooses among workers of this "
-                "one; leave one of both out"
+                f"{option} is about machines to rent, but --online chooses among workers of this "
+                "machine; leave one of the two out"
             )
-        raise ConfigError(f"{option} is for plan --online; add --online, or leave it out")
+        raise ConfigError(f"{option} needs --online; add --online, or leave {option} out")
 
 
-def _perform(asked: PlanRequest, sky: Path | None, plot: Path | None, *, as_json: bool) -> None:
+def _perform(
+    request: PlanRequest, sky: Path | None, plot: Path | None, *, explain: bool, as_json: bool
+) -> None:
     from evenstride.cli import plan_inputs, plan_output
     from evenstride.report.plan_text import check_plot, draw
 
     if plot is not None:
         check_plot(plot)
-    one = plan_inputs.planned_for(asked, date.today())
+    one = plan_inputs.planned_for(request, date.today())
     files = plan_output.write_sky(one, sky) if sky is not None else []
     if plot is not None:
         draw(one.plan, plot)
-    typer.echo(plan_output.as_json(one, files) if as_json else plan_output.tell(one, files))
+    text = plan_output.as_json(one, files) if as_json else ""
+    typer.echo(text or plan_output.text_of(one, files, explain=explain))
 
 
 def _words(script: str) -> tuple[str, ...]:
     try:
         words = tuple(shlex.split(script))
     except ValueError as error:
-        raise ConfigError(f"--script is {script!r}: {error}; close what is quoted") from None
+        raise ConfigError(f"--script is {script!r}: {error}; close the quotation") from None
     if not words:
         raise ConfigError(
-            "--script is empty; give the script and its arguments, such as 'train.py --lr 0.1', or "
-            "leave it out"
+            "--script is empty: expected a script and its arguments, such as 'train.py --lr 0.1'"
         )
     return words

@@ -1,4 +1,4 @@
-"""``evenstride profile``: measure a workload on this machine, for plans."""
+"""``evenstride profile``: measure a workload on this machine for `evenstride plan`."""
 
 from __future__ import annotations
 
@@ -25,32 +25,31 @@ def profile(
     ],
     type_: Annotated[
         str | None,
-        typer.Option("--type", help="This machine's type, as the catalogue names it: g5.xlarge."),
+        typer.Option("--type", help="This machine's type in the catalogue, such as g5.xlarge."),
     ] = None,
     seconds: Annotated[
-        float, typer.Option(min=1, help="To measure in all, after starting.")
+        float, typer.Option(min=1, help="Total time of measuring, without the start.")
     ] = 60.0,
     parts: Annotated[
-        str, typer.Option(help="Sizes to measure, as parts of the script's global batch.")
+        str, typer.Option(help="Sizes to measure, as fractions of the script's global batch.")
     ] = "1/16,1/8,1/4,1/2,1",
     out: Annotated[Path, typer.Option(help="File for the profile.")] = Path("profile.json"),
     restore: Annotated[
         bool,
         typer.Option(
-            "--restore", help="Start from the script's newest checkpoint, which is only read."
+            "--restore", help="Start from the script's newest checkpoint, which stays unchanged."
         ),
     ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the profile as one JSON object.")
     ] = False,
 ) -> None:
-    """Measure how long steps of a script take on this machine, and store it for evenstride plan.
+    """Measure the step times of a script on this machine, for evenstride plan.
 
-    The script runs as one process, on its own data and model, at several batch sizes, and ends.
-    It must use evenstride, and may make a process group of one. Profiles of other machines are
-    measured there; evenstride plan puts them together. What is computed on a processor says nothing
-    of a machine's accelerator, and plan refuses it for a type that has one. Checkpoints of the
-    script's training are neither read nor changed: its Checkpointer writes to a temporary folder.
+    The script runs as one process on its own data and model, at several batch sizes. It must use
+    evenstride and may create a process group of one rank. Measure other machine types there;
+    evenstride plan merges the profiles. It refuses CPU times for a type with an accelerator. The
+    script's checkpoints stay unchanged: its Checkpointer writes to a temporary folder.
 
     Examples:
         evenstride profile --type g5.xlarge -- train.py
@@ -83,19 +82,22 @@ def profile(
 
 
 def _check_out(out: Path) -> None:
-    """Refuse a file in a folder that is not there, before anything is measured."""
+    """Refuse a file in a folder that does not exist, before measuring."""
     if not out.absolute().parent.is_dir():
-        raise ConfigError(f"there is no folder {out.parent} for --out; make it, or name another")
+        raise ConfigError(
+            f"--out is {out}, but the folder {out.parent} does not exist; create it, or name "
+            "another file"
+        )
 
 
 def doubts(found: WorkloadProfile) -> list[str]:
-    """Return why a plan would refuse or doubt a profile, one sentence each."""
+    """Return the reasons to refuse or doubt a profile, one sentence each."""
     from evenstride.planner.catalogue.catalogue_reader import shipped_catalogue
     from evenstride.planner.caveats import of_accelerator, of_device
 
     catalogue = shipped_catalogue()
-    told = [why for device in found.devices if (why := of_accelerator(device, catalogue))]
-    return told + [doubt for device in found.devices for doubt in of_device(device)]
+    refusals = [why for device in found.devices if (why := of_accelerator(device, catalogue))]
+    return refusals + [doubt for device in found.devices for doubt in of_device(device)]
 
 
 def tell(found: WorkloadProfile, out: Path) -> str:
@@ -114,11 +116,11 @@ def tell(found: WorkloadProfile, out: Path) -> str:
         ]
         curve = fitted(device.points)
         lines.append(
-            f"  a step takes {curve.fixed_s * 1e3:.2f} ms and {curve.per_sample_s * 1e6:.2f} us a "
-            f"sample, to within {curve.error:.1%}"
+            f"  a step takes {curve.fixed_s * 1e3:.2f} ms plus {curve.per_sample_s * 1e6:.2f} us "
+            f"per sample, within {curve.error:.1%}"
         )
         if device.most_samples is not None:
-            lines.append(f"  more than {device.most_samples} samples did not fit")
+            lines.append(f"  more than {device.most_samples} samples do not fit into memory")
     return "\n".join([*lines, f"\nprofile {out}", *_next(found, out)])
 
 
@@ -129,10 +131,11 @@ def _next(found: WorkloadProfile, out: Path) -> list[str]:
     catalogue, (device, *_) = shipped_catalogue(), found.devices
     plan = f"evenstride plan {shlex.quote(str(out))} --epochs N"
     if of_accelerator(device, catalogue):
-        return ["next: measure on the accelerator; as it is, evenstride plan refuses this profile"]
+        return ["next: measure on the accelerator; evenstride plan refuses this profile"]
     if any(offer.instance_type == device.type for offer in catalogue.offers):
         return [f"next: {plan}"]
-    told = f"next: {plan} --catalog F, with a CSV of type,price in which {device.type} is"
+    command = f"next: {plan} --catalog F, with a CSV of type,price that has {device.type}"
     if device.type == _NO_TYPE:
-        return [f"{told}; or measure again with --type, what the catalogue calls this machine"]
-    return [f"{told}: it is not in the shipped catalogue ({nearest_types(device.type, catalogue)})"]
+        return [f"{command}; or measure again with --type and this machine's type"]
+    missing = f"the shipped catalogue does not have it ({nearest_types(device.type, catalogue)})"
+    return [f"{command}; {missing}"]

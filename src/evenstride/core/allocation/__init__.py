@@ -1,6 +1,7 @@
 """Split a global batch over workers: by speed, within memory, in whole micro-batches.
 
-Start with `integer_splits`, the exact integer split. Imports `time_model` and the bottom of `core`.
+Start with `integer_splits`, the exact integer split. Imports `time_model` and low-level modules of
+`core`.
 """
 
 from __future__ import annotations

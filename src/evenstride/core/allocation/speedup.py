@@ -1,8 +1,8 @@
-"""Splits that need no measurement, and what balancing can give beyond them.
+"""Splits that need no measurement, and what balancing can gain over them.
 
-An opening split is equal, or by declared resources. The *bound* compares the equal split with the
-best integer split under the same true curves; the *linear bound* is mean speed over slowest speed,
-which the papers use and which holds only for times that are proportional to the share.
+An opening split is equal, or proportional to declared resources. The *bound* compares the equal
+split with the best integer split under the same true curves. The *linear bound* is mean speed over
+slowest speed; the papers use it. It holds only if times are proportional to the share.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from evenstride.errors import ConfigError
 Resource = Literal["flops", "cores"]
 
 WORTH_IT = 0.03
-"""Smallest gain, as a part of the step time, that we would tell anyone to bother about."""
+"""Smallest gain, as a fraction of the step time, for which we recommend balancing."""
 
 
 def equal_split(fleet: Fleet) -> Shares:
-    """Return equal shares, apart from a remainder and from bounds."""
+    """Return equal shares, except for a remainder and for bounds."""
     equal = apportion(np.ones(len(fleet)), fleet.global_batch, fleet.lower, fleet.upper)
     return as_shares(equal)
 
 
 def split_by(resource: Resource, fleet: Fleet) -> Shares | None:
-    """Return the split in proportion to a resource, or ``None`` if it is not known for all."""
+    """Return the split in proportion to a resource; ``None`` if one worker's is not known."""
     weights = [v for v in known_of(resource, fleet) if v is not None]
     if len(weights) < len(fleet):
         return None
@@ -39,14 +39,14 @@ def split_by(resource: Resource, fleet: Fleet) -> Shares | None:
 
 
 def known_of(resource: Resource, fleet: Fleet) -> list[float | None]:
-    """Return the resource of each worker, ``None`` where it cannot be used."""
+    """Return the resource of each worker; ``None`` if it is not usable."""
     values = [w.cores if resource == "cores" else w.flops_per_s for w in fleet.workers]
     return [v if v is not None and v > 0 else None for v in values]
 
 
 @dataclass(frozen=True, slots=True)
 class Prospect:
-    """What the equal and the best split would take, in seconds per step."""
+    """Predicted times of the equal and of the best split, in seconds per step."""
 
     equal_shares: Shares
     best_shares: Shares
@@ -56,27 +56,27 @@ class Prospect:
 
     @property
     def bound(self) -> float:
-        """Step time of the equal split over that of the best one; 1 means nothing to gain."""
+        """Step time of the equal split divided by that of the best one; 1 means no gain."""
         return self.equal_s / self.best_s
 
     @property
     def gain(self) -> float:
-        """Part of the equal split's step time that balancing can save."""
+        """Fraction of the equal split's step time that balancing can save."""
         return 1.0 - self.best_s / self.equal_s
 
     @property
     def worth_it(self) -> bool:
-        """Whether the gain is at least 3 % of the step."""
+        """Whether the gain is at least 3 % of the step time."""
         return self.gain >= WORTH_IT
 
 
 def prospect(model: TimeModel, fleet: Fleet, communication_s: float = 0.0) -> Prospect:
-    """Return what equal and balanced steps take under known time curves.
+    """Return the times of equal and balanced steps under known time curves.
 
     Args:
         model: ``W`` time curves, in seconds.
         fleet: the workers' bounds and the global batch.
-        communication_s: seconds of every step that no split can change.
+        communication_s: seconds of every step that do not depend on the split.
     """
     equal = equal_split(fleet)
     best = equal_finish(model, fleet.lower, fleet.upper, fleet.global_batch)
@@ -90,30 +90,30 @@ def prospect(model: TimeModel, fleet: Fleet, communication_s: float = 0.0) -> Pr
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Yardstick:
-    """What the equal and the best split would have made of a step that was run under another.
+class SplitReference:
+    """Predicted times of a step under the equal and the best split, from its measured time.
 
-    A step's time is multiplied by the ratio of two predictions, so that all three splits see
-    the same noise and no error that the predictions have in common counts.
+    A step's time is multiplied by the ratio of two predictions. So all three splits have the same
+    noise, and an error common to the predictions cancels.
     """
 
-    model: TimeModel  # time curves as they are believed to be
-    global_batch: int  # samples of a full step; others are not judged
+    model: TimeModel  # estimated time curves
+    global_batch: int  # samples of a full step; other steps are not compared
     equal_s: float  # predicted busy time of the equal split's slowest worker
-    best_s: float  # the same of the best split
+    best_s: float  # the same for the best split
 
     @classmethod
-    def of(cls, model: TimeModel, fleet: Fleet, equal: Shares) -> Yardstick:
+    def of(cls, model: TimeModel, fleet: Fleet, equal: Shares) -> SplitReference:
         best = equal_finish(model, fleet.lower, fleet.upper, fleet.global_batch)
         equal_s = model.makespan_s(as_array(equal))
         return cls(model, fleet.global_batch, equal_s, model.makespan_s(best))
 
     def judge(self, splits: IntArray, slowest_s: FloatArray) -> FloatArray:
-        """Return what the equal and the best split would have made of steps, seconds ``(2, n)``.
+        """Return the times of steps under the equal and the best split, seconds ``(2, n)``.
 
-        ``splits`` are the samples of each worker in each step, ``(n, W)``, and ``slowest_s`` the
-        busy times of the steps' slowest workers, ``(n,)``. Not a number for steps that cannot be
-        compared.
+        ``splits`` are the samples of each worker in each step, ``(n, W)``. ``slowest_s`` are the
+        busy times of the steps' slowest workers, ``(n,)``. The result is NaN for steps that cannot
+        be compared.
         """
         rows = [tuple(split) for split in splits.tolist()]
         # Most steps share a split, so there are few predictions to make.
@@ -121,8 +121,8 @@ class Yardstick:
         return np.array([parts[split] for split in rows]).reshape(-1, 2).T * slowest_s
 
     def parts(self, shares: Shares) -> tuple[float, float] | None:
-        """Return the equal and the best split's time as parts of the one under ``shares``."""
-        # The tail of an epoch trains fewer samples, so its time compares with nothing.
+        """Return the times of the equal and the best split as fractions of that of ``shares``."""
+        # The last step of an epoch has fewer samples, so its time cannot be compared.
         if sum(shares) != self.global_batch:
             return None
         now_s = self.model.makespan_s(as_array(shares))
@@ -131,31 +131,31 @@ class Yardstick:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class JudgedTime:
-    """What steps took, against what other splits would have made of them.
+    """Measured times of steps, and their predicted times under other splits.
 
-    What is left of a step after its slowest worker's busy time, as communication, is the same in
+    The part of a step after its slowest worker's busy time, such as communication, is the same in
     all splits.
     """
 
     judged_steps: int = 0  # steps that could be compared with other splits
-    judged_s: float = 0.0  # seconds that these took
-    equal_s: float = 0.0  # what the equal split would have made of them
-    best_s: float = 0.0  # what the best split would have
+    judged_s: float = 0.0  # seconds that these steps took
+    equal_s: float = 0.0  # predicted seconds under the equal split
+    best_s: float = 0.0  # predicted seconds under the best split
 
     @property
     def compared(self) -> bool:
-        """Whether there is a comparison: steps that have one, of times that fit together."""
-        # If a worker reports no wait for a slower one, nothing may be left of a balanced step.
+        """Whether a comparison exists: comparable steps with consistent times."""
+        # If a worker reports no wait for a slower one, a balanced step may have no time left.
         return min(self.judged_s, self.equal_s, self.best_s) > 0.0
 
     @property
     def efficiency_model(self) -> float | None:
-        """The best split's time over the time taken, from fitted curves; 1 is perfect."""
+        """The best split's time over the measured time, from fitted curves; 1 is ideal."""
         return self.best_s / self.judged_s if self.compared else None
 
     @property
     def speedup_model(self) -> float | None:
-        """The equal split's time over the time taken, from fitted curves."""
+        """The equal split's time over the measured time, from fitted curves."""
         return self.equal_s / self.judged_s if self.compared else None
 
     @property
@@ -165,21 +165,21 @@ class JudgedTime:
 
     @property
     def saved_s(self) -> float | None:
-        """What the equal split would have taken more, in the steps that were compared."""
+        """Seconds that the equal split would have taken more, over the compared steps."""
         return self.equal_s - self.judged_s if self.compared else None
 
 
 def judged_time(lasting_s: FloatArray, slowest_s: FloatArray, other_s: FloatArray) -> JudgedTime:
     """Return the sums over the steps that could be compared.
 
-    Of each step ``lasting_s`` is what it took and ``slowest_s`` the busy time of its slowest
-    worker, ``(n,)``; ``other_s`` is what `Yardstick.judge` returned, ``(2, n)``.
+    ``lasting_s`` are the times of the steps and ``slowest_s`` the busy times of their slowest
+    workers, ``(n,)``. ``other_s`` is the result of `SplitReference.judge`, ``(2, n)``.
     """
     rows = ~np.isnan(other_s).any(axis=0)
     taken_s = lasting_s[rows]
     shared_s = taken_s - slowest_s[rows]
-    # Summed as `taken_s` is: along an axis numpy may round in another order, and a run that had the
-    # equal split all along would seem to have lost a tiny time to it.
+    # Summed as `taken_s` is: along an axis numpy may round in another order. A run that always had
+    # the equal split would then show a tiny loss against it.
     equal_s, best_s = (float((split_s[rows] + shared_s).sum()) for split_s in other_s)
     return JudgedTime(
         judged_steps=len(taken_s), judged_s=float(taken_s.sum()), equal_s=equal_s, best_s=best_s
@@ -199,13 +199,13 @@ def linear_bound(speeds: FloatArray) -> float:
 def prospect_of_speeds(
     speeds: list[float], *, global_batch: int | None = None, fixed: float = 0.0
 ) -> Prospect:
-    """Return the prospect for relative speeds alone, before anything was measured.
+    """Return the prospect for relative speeds alone, before any measurement.
 
     Args:
         speeds: relative speeds of the workers, above 0; the unit does not matter.
         global_batch: samples per step; ``None`` stands for 64 per worker.
-        fixed: part of the fastest worker's equal step that does not depend on its share,
-            from 0 up to (not including) 1.
+        fixed: fraction of the fastest worker's equal step that does not depend on its share,
+            at least 0 and below 1.
 
     Returns:
         Times as multiples of the fastest worker's equal step.
@@ -217,10 +217,10 @@ def prospect_of_speeds(
     values = np.array(speeds, dtype=np.float64)
     if not len(values) or not np.isfinite(values).all() or not (values > 0).all():
         raise ConfigError(
-            f"speeds {speeds} cannot be used: give one positive number per worker, such as 1,1,0.4"
+            f"invalid speeds {speeds}: expected one positive number per worker, such as 1,1,0.4"
         )
     if not 0 <= fixed < 1:
-        raise ConfigError(f"a fixed part of {fixed} cannot be: it is at least 0 and below 1")
+        raise ConfigError(f"invalid fixed part {fixed}: expected a number from 0 to below 1")
     batch = 64 * len(values) if global_batch is None else global_batch
     fleet = Fleet(tuple(Worker(str(rank)) for rank in range(len(values))), batch)
     equal, values = batch / len(values), values / values.max()

@@ -1,10 +1,10 @@
 """The whole decision path as one function: ``advance(state, event) -> (state, verdict)``.
 
-The leader's runtime, the simulator and the replay of a trace all call this very function. A
-shell turns what happens into events, lets all ranks apply the verdict, and remembers nothing
-that matters: the same events always give the same verdicts. What each event does follows here, in
-the order of `advance`: a group meets, times come in, somebody is to leave, workers are recognised,
-an epoch ends with a batch that is left open, and steps cannot be measured.
+The leader's runtime, the simulator and the replay of a trace all call this function. A caller turns
+what happens into events and makes all ranks apply the verdict. It keeps no state that affects
+decisions: the same events always give the same verdicts. The functions below follow the order of
+`advance`: a group forms, times arrive, members change, workers are recognised, an epoch ends with
+an open batch size, and steps cannot be measured.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ from evenstride.core.time_model.kalman import learn_times
 from evenstride.core.time_model.observation import Measurements, communication_s
 from evenstride.errors import ConfigError
 
-_SMOOTHING = 0.3  # of the communication time, per exchange
+_SMOOTHING = 0.3  # factor for the communication time, per exchange
 
 
 def advance(control: Control, event: Event) -> tuple[Control, Verdict]:
-    """Return the next state of the control, and what all ranks must now do.
+    """Return the next state of the control, and what all ranks must do now.
 
     Raises:
-        ConfigError: the fleet cannot be served (`FleetFormed` only); the state is unchanged.
+        ConfigError: the fleet cannot be split (`FleetFormed` only); the state is unchanged.
     """
     match event:
         case FleetFormed():
@@ -83,15 +83,15 @@ def advance(control: Control, event: Event) -> tuple[Control, Verdict]:
 
 
 def learn(control: Control, event: Exchanged) -> Control:
-    """Return what an exchange teaches, with nothing decided yet, for those who look at a run."""
+    """Return the state after an exchange without a decision, for readers of a trace."""
     return _learn(control, event)[0]
 
 
 def _learn(control: Control, event: Exchanged) -> tuple[Control, Measurements, Mask]:
-    """Return what is known then, what those who serve measured, and which reports were sound."""
-    # Checked before anything is learned: a filter that has taken in one nan never loses it.
+    """Return the state after an exchange, the serving workers' times, and the valid reports."""
+    # Checked before anything is learned: a filter that has taken in a NaN never recovers.
     sound = event.observations.sound & _possible(event.observations, control)
-    # Estimates hold only the workers that serve; the ghosts of the others say nothing of speed.
+    # Estimates hold only workers that serve; ghost samples of the others say nothing about speed.
     measured = control.roster.inward(event.observations.only(sound))
     memory, fleet = remember(control, event.memory)
     after = replace(
@@ -116,14 +116,14 @@ def _decide(control: Control, event: Exchanged) -> tuple[Control, Verdict]:
     fleet, shared_s = situation.fleet, control.communication_s
     policy_state, decision = control.policy.decide(control.policy_state, situation)
     shares = decision.shares if isinstance(decision, Move) else control.shares
-    # Also for a policy that keeps its shares: memory may have narrowed the bounds since it set
-    # them. `running`, because a run must go on even with a worker that the policy had left out.
+    # Also for a policy that keeps its shares: memory may have narrowed the bounds since. `running`,
+    # because a run must go on even with a worker that the policy had left out.
     shares = allowed(within(shares, fleet), fleet, running=True)
     moved = shares != control.shares
-    # A settled policy expects no early change, so no more steps need to wait for decisions.
+    # A settled policy expects no early change, so no further steps need to wait for decisions.
     opening_left = 0 if decision.settled else max(0, control.opening_left - 1)
     after = replace(control, policy_state=policy_state, shares=shares, opening_left=opening_left)
-    # For the new shares, because a rank judges its steps at the share that holds next.
+    # For the new shares, because a rank compares its steps with the share that holds next.
     expect, longest_s = expected(after)
     step_s = longest_s + shared_s if longest_s else 0.0
     # A policy that has not settled may move soon, so the interval must not double yet.
@@ -133,7 +133,7 @@ def _decide(control: Control, event: Exchanged) -> tuple[Control, Verdict]:
         before.memory, control.roster.workers, fleet.global_batch
     )
     if not sound.all():
-        reason += f" (refused {int((~sound).sum())} impossible report(s))"
+        reason += f" (ignored {int((~sound).sum())} invalid report(s))"
     return after, Verdict(
         event.effective,
         after.rank_shares if moved else None,
@@ -145,11 +145,11 @@ def _decide(control: Control, event: Exchanged) -> tuple[Control, Verdict]:
     )
 
 
-def _possible(told: Measurements, control: Control) -> Mask:
-    """Return which observations are of ranks that there are, at shares that there can be."""
-    # A negative rank would count from the end and teach another worker.
-    here = (told.worker >= 0) & (told.worker < len(control.roster.workers))
-    return np.asarray(here & (told.share >= 0) & (told.share <= control.formed.global_batch))
+def _possible(reports: Measurements, control: Control) -> Mask:
+    """Return which observations have an existing rank and a possible share."""
+    # A negative rank would count from the end and change another worker's estimate.
+    here = (reports.worker >= 0) & (reports.worker < len(control.roster.workers))
+    return np.asarray(here & (reports.share >= 0) & (reports.share <= control.formed.global_batch))
 
 
 def _refused(control: Control, workers: IntArray) -> tuple[int, ...]:
@@ -169,64 +169,64 @@ def _smoothed_communication(control: Control, measured: Measurements) -> float:
 
 
 def _form(control: Control, event: FleetFormed) -> tuple[Control, Verdict]:
-    roster, membership, told = _entered(control, event)
+    roster, membership, why = _entered(control, event)
     formed = replace(
         control,
         membership=membership,
         memory=control.memory.following(event.workers, control.roster.workers),
         refused=_still_refused(control, event.workers),
-        # A notice that the former group saved for is saved for again in this one.
+        # A notice for which the previous group saved is saved for again in this group.
         saved_for=frozenset(),
     )
     after, opening = serving(formed, roster, event.global_batch, event.step)
-    # A single worker has nothing to search for, so none of its steps should wait.
+    # A single worker has no split to search for, so no step needs to wait.
     opening_left = control.policy.opening_steps if len(event.workers) > 1 else 0
     after = replace(after, opening_left=opening_left)
     return after, Verdict(
         event.step,
         roster.spread(opening.shares, 0),
         opening_left > 0,
-        reason=told + opening.reason,
-        # The first step of a pass is never modelled, so the first exchange worth having is the
-        # one after the second step.
+        reason=why + opening.reason,
+        # The first step of a pass is never modelled, so the first useful exchange is the one after
+        # the second step.
         exchange_after=2 if opening_left else control.cadence.fewest_steps,
     )
 
 
 def _entered(control: Control, event: FleetFormed) -> tuple[Roster, Membership, str]:
-    """Return the ranks of a new group, their standings, and why it formed."""
+    """Return the ranks of a new group, their membership, and why the group formed."""
     names = tuple(worker.name for worker in event.workers)
     if not event.happenings:
         return Roster.whole(event.workers), Membership.formed(event.generation, names), ""
     after, transitions = control.membership.after_all(event.happenings)
-    told = "; ".join(transition.reason for transition in transitions)
+    why = "; ".join(transition.reason for transition in transitions)
     if set(after.workers) != set(names):
         strange = ", ".join(sorted(set(after.workers) ^ set(names)))
         raise ConfigError(
-            f"the new group differs from what has happened ({told}) by {strange}; every worker "
-            "that comes or goes must be told of"
+            f"the new group does not match the reported changes ({why}): they differ in {strange}; "
+            "report every worker that joins or leaves"
         )
-    # In the order of the group that has met: what happened does not know of new ranks.
+    # In the order of the new group: the reported changes do not contain new ranks.
     members = tuple(Member(name, after.standing(name)) for name in names)
     membership = Membership(event.generation, members)
-    return Roster(event.workers, membership.serving), membership, told + "; "
+    return Roster(event.workers, membership.serving), membership, why + "; "
 
 
 def _change(control: Control, event: MembersChanged) -> tuple[Control, Verdict]:
     membership, transitions = control.membership.after_all(event.happenings)
     assert not any(transition.regroups for transition in transitions), "those form another fleet"
-    told = [transition.reason for transition in transitions]
+    reasons = [transition.reason for transition in transitions]
     after = replace(control, membership=membership)
     # A second notice for a worker that is leaving already changes no share.
     if membership.serving != control.roster.serving:
         after, reason = _others_take_over(after, event.step)
-        told.append(reason)
+        reasons.append(reason)
     leaves, after = _leaves(after, event)
-    told += [f"{name}: {each.reason}" for name, each in leaves.items()]
-    reason = "; ".join(told)
+    reasons += [f"{name}: {each.reason}" for name, each in leaves.items()]
+    reason = "; ".join(reasons)
     names = control.membership.workers
     going = tuple(sorted(names.index(name) for name, each in leaves.items() if each.go))
-    # A rank hears of this at the latest when it draws the step that it takes effect at.
+    # A rank receives this at the latest when it draws the step at which it takes effect.
     parting = event.effective + 1
     verdict = _verdict(after, event.effective, reason, _moved(control, after))
     return after, replace(
@@ -240,13 +240,13 @@ def _change(control: Control, event: MembersChanged) -> tuple[Control, Verdict]:
 
 
 def _others_take_over(control: Control, step: int) -> tuple[Control, str]:
-    """Return the control with the fleet of those who serve now, if they can hold the batch."""
+    """Return the control with the fleet of those that serve now, if they can hold the batch."""
     roster = replace(control.roster, serving=control.membership.serving)
     try:
         after, opening = serving(control, roster, control.formed.global_batch, step)
     except ConfigError as error:
-        # Someone must hold the batch: a worker that cannot be replaced serves until it goes.
-        return control, f"the shares stay as they are, because {error}"
+        # A worker that cannot be replaced serves until it leaves, because the batch must be held.
+        return control, f"the shares stay unchanged, because {error}"
     return replace(after, opening_left=0), opening.reason
 
 
@@ -266,7 +266,7 @@ def _leaves(control: Control, event: MembersChanged) -> tuple[dict[str, Departur
         name: leave(one.left_s, event.save_s, ahead_s, final=one.final, again=name in saved)
         for name, one in notices.items()
     }
-    # A notice that is withdrawn and then comes back is saved for again.
+    # A notice that is withdrawn and then repeated is saved for again.
     stay = {one.worker for one in event.happenings if one.change is MembershipEvent.WITHDRAWN}
     done = frozenset(name for name, each in leaves.items() if each.save)
     return leaves, replace(control, saved_for=(saved | done) - stay)
@@ -284,18 +284,18 @@ def _recall(control: Control, event: Recalled) -> tuple[Control, Verdict]:
         None,
         control.opening_left > 0,
         reason=reason,
-        # If the opening goes on, it exchanges after two steps: the first of a pass is never
+        # If the opening continues, it exchanges after two steps: the first of a pass is never
         # modelled.
         exchange_after=2 if control.opening_left else 1,
     )
-    if not new:  # they may come back
+    if not new:  # known workers may return later
         return replace(control, membership=membership, profiles=known), keep
     moved = _verdict(after, event.effective, f"{reason}; {opening.reason}", after.rank_shares)
     return after, replace(moved, opening=keep.opening, exchange_after=keep.exchange_after)
 
 
 def _not_measured(control: Control, event: NotMeasured) -> tuple[Control, Verdict]:
-    # A policy that acts on times would wait for some that never come.
+    # A policy that needs times would wait for times that never arrive.
     fixed = control.policy if is_fixed(control.policy) else Uniform()
     blank = replace(
         control,
@@ -319,7 +319,7 @@ def _still_refused(control: Control, workers: tuple[Worker, ...]) -> tuple[int, 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Prospect:
-    """A batch that may follow: its outlook, what it would be trained with, and its split."""
+    """A possible next batch: its predicted times, its control state and its split."""
 
     outlook: BatchOutlook
     control: Control
@@ -329,7 +329,7 @@ class _Prospect:
 def _epoch_ended(control: Control, event: EpochEnded) -> tuple[Control, Verdict]:
     present = control.formed.global_batch
     nearest = min(max(present, event.low), event.high)
-    # A batch outside of its bounds must change, whatever the change is worth.
+    # A batch outside its bounds must change, whatever the gain.
     if nearest != present:
         after, opening = rebatched(control, nearest, event.step)
         allowed_are = f"{event.low} to {event.high}" if event.low < event.high else "restored"
@@ -349,23 +349,23 @@ def _others(control: Control, event: EpochEnded) -> Iterator[_Prospect]:
     fleet = control.formed
     for batch in sizes(event.low, event.high, fleet.global_batch, int(fleet.quanta.max())):
         try:
-            # Caps may be raised for a batch that a run must have, not for one that it may choose.
+            # Caps may be raised for a batch that a run must have, not for an optional one.
             if not control.memory.of(control.roster.serving).fits(control.roster.fleet(batch)):
                 continue
             prospect = _prospect(*rebatched(control, batch, event.step))
-        except ConfigError:  # bounds, or shares that are given, do not sum up to it
+        except ConfigError:  # bounds or fixed shares do not sum to it
             continue
         if prospect is not None:
             yield prospect
 
 
 def _prospect(control: Control, opening: Move) -> _Prospect | None:
-    """Return what a batch comes to under a split; ``None`` where that is not known."""
+    """Return the prediction for a batch under a split; ``None`` if it is not known."""
     estimate, fleet = control.estimate, control.formed
     if estimate is None or not estimate.known:
         return None
     at, shared_s = as_array(opening.shares), control.communication_s
-    # Ghosts take part in the collectives too: who has a share of 0 runs one sample.
+    # Ghost samples take part in the collectives: a rank with a share of 0 runs one sample.
     mean_s = estimate.model.at(np.maximum(at, 1))
     step_s = float(mean_s.max()) + shared_s
     late_s = StepForecast(estimate, fleet).step_s(at) + shared_s
@@ -376,7 +376,7 @@ def _changed(
     control: Control, event: EpochEnded, why: str, opening: Move
 ) -> tuple[Control, Verdict]:
     cadence = control.cadence
-    # What was calm with the former batch says nothing about this one.
+    # What was stable with the former batch says nothing about this one.
     after = replace(control, cadence=replace(cadence, steps=cadence.fewest_steps))
     blocking = after.opening_left > 0
     return after, replace(
@@ -401,6 +401,6 @@ def _moved(before: Control, after: Control) -> Shares | None:
 
 
 def _verdict(control: Control, effective: int, reason: str, shares: Shares | None) -> Verdict:
-    """Return the verdict that puts shares in force, with what is then expected of the ranks."""
+    """Return the verdict that applies shares, with the times then expected of the ranks."""
     expect, _ = expected(control)
     return Verdict(effective, shares, expected_s=expect.expected_s, band=expect.band, reason=reason)

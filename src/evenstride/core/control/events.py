@@ -1,6 +1,6 @@
-"""What happens to a fleet, and what the leader must do about it: what `advance` takes and gives.
+"""Events of a fleet and the leader's instructions: the input and output of `advance`.
 
-Workers are numbered by rank throughout, those without a share included.
+Workers are numbered by rank throughout, including those without a share.
 """
 
 from __future__ import annotations
@@ -17,84 +17,84 @@ from evenstride.core.time_model.observation import Measurements, PeakMemory
 
 @dataclass(frozen=True, slots=True)
 class FleetFormed:
-    """A generation of workers has met and agreed on the settings."""
+    """A generation of workers has started and agreed on the settings."""
 
-    generation: int  # 0 for the first; counts changes of membership
-    step: int  # the first step this fleet will train
+    generation: int  # number of changes of membership; 0 for the first
+    step: int  # the first step that this fleet trains
     global_batch: int  # ``B``, samples per step
     workers: tuple[Worker, ...]  # in rank order
-    # That made this fleet of the one before, where some of it went on; those who came in get no
-    # samples until they are ready. Empty if all have met anew, from equal weights
+    # The changes that led from the previous fleet to this one, if part of it continued. Workers
+    # that joined get no samples until they are ready. Empty if all workers start with equal weights
     happenings: tuple[Happening, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Exchanged:
-    """All ranks have told the leader what they measured."""
+    """All ranks have sent their measurements to the leader."""
 
-    step: int  # steps the leader had committed
-    effective: int  # first step that no rank has drawn yet, so that a decision may change it
-    observations: Measurements  # everything measured since the exchange before
-    # The most memory that workers have held since then, as far as it is known
+    step: int  # number of steps that the leader has committed.
+    effective: int  # first step that no rank has drawn yet, so that a decision can change it.
+    observations: Measurements  # everything measured since the previous exchange.
+    # The largest memory peaks of workers since then, as far as known.
     memory: tuple[PeakMemory, ...] = ()
-    last: bool = False  # whether the run ends, so that nobody would go by another decision
-    # Number of the data's epoch that the next step belongs to; ``None`` if not known
+    last: bool = False  # whether the run ends, so that no rank would apply a decision
+    # Epoch of the data to which the next step belongs; ``None`` if not known
     epoch: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class OpeningSkipped:
-    """The steps at the start do not wait for decisions, because the loader prefetches."""
+    """The first steps do not wait for decisions, because the loader prefetches."""
 
     step: int
 
 
 @dataclass(frozen=True, slots=True)
 class MembersChanged:
-    """Workers of the group got a notice, had one withdrawn, or are ready.
+    """Workers of the group received a notice, had one withdrawn, or are ready.
 
-    Those who enter the group or leave it make another group, of another `FleetFormed`.
+    Workers that join or leave the process group form another group, with its own `FleetFormed`.
     """
 
-    step: int  # steps the leader had committed
+    step: int  # number of steps that the leader has committed
     effective: int  # first step that no rank has drawn yet
     happenings: tuple[Happening, ...]  # in the order in which they became known
-    save_s: float | None = None  # seconds that a checkpoint takes; ``None`` if the run takes none
+    save_s: float | None = None  # seconds per checkpoint; ``None`` if the run saves none
 
 
 @dataclass(frozen=True, slots=True)
 class Recalled:
-    """What an earlier generation knew of its workers has been read from a checkpoint."""
+    """What an earlier generation knew about its workers has been read from a checkpoint."""
 
-    step: int  # steps the leader had committed
+    step: int  # number of steps that the leader has committed
     effective: int  # first step that no rank has drawn yet
-    profiles: tuple[WorkerProfile, ...]  # of the workers then
-    generation: int = 0  # that this one is, counting those of the checkpoint
+    profiles: tuple[WorkerProfile, ...]  # of the earlier workers
+    generation: int = 0  # number of this generation, counting those of the checkpoint
 
 
 @dataclass(frozen=True, slots=True)
 class EpochEnded:
-    """All ranks stand where an epoch ends, with a global batch that is left open.
+    """All ranks are at the end of an epoch, and the size of the global batch is open.
 
-    Or where a pass begins for which another batch was restored: the bounds are that batch then.
+    Or a pass begins for which another batch was restored; both bounds are that batch then.
     """
 
-    step: int  # steps the leader had committed
-    effective: int  # first step that no rank has drawn, with which the next epoch begins
-    low: int  # smallest global batch that may be chosen
-    high: int  # largest
-    # Noise scale of the gradient in samples; ``None`` if it has no bound, or is not known
+    step: int  # number of steps that the leader has committed.
+    effective: int  # first step that no rank has drawn, the first of the next epoch.
+    low: int  # smallest global batch that may be chosen.
+    high: int  # largest.
+    # Noise scale of the gradient in samples; ``None`` if unbounded or not known.
     scale: float | None = None
-    scale_low: float | None = None  # lower end of its interval; ``None`` if nothing is known of it
-    scale_high: float | None = None  # upper end; ``None`` if it has none
+    scale_low: float | None = None  # lower end of its interval; ``None`` if not known
+    scale_high: float | None = None  # upper end; ``None`` if unbounded
 
 
 @dataclass(frozen=True, slots=True)
 class NotMeasured:
-    """The steps of this run cannot be measured, so no decision can rest on times."""
+    """The steps of this run cannot be measured, so decisions cannot use times."""
 
-    step: int  # steps the leader had committed; no rank has drawn it
-    reason: str  # why, as a part of a sentence
+    step: int  # number of steps that the leader has committed; no rank has drawn this step
+    reason: str  # clause for the decision's reason
 
 
 Event = (
@@ -113,7 +113,7 @@ class SetShares:
 
 @dataclass(frozen=True, slots=True)
 class KeepShares:
-    """Change nothing; tell the reason."""
+    """Change nothing; report the reason."""
 
     reason: str
 
@@ -129,9 +129,9 @@ class SetBatch:
 
 @dataclass(frozen=True, slots=True)
 class Expect:
-    """Let a worker ask for an exchange when its time leaves ``expected_s * (1 +- band)``.
+    """Let a worker request an exchange when its time leaves ``expected_s * (1 +- band)``.
 
-    Both have one entry per worker; an expected time of 0 means that nothing is expected yet.
+    Both have one entry per worker; an expected time of 0 disables the check.
     """
 
     expected_s: tuple[float, ...]
@@ -140,10 +140,10 @@ class Expect:
 
 @dataclass(frozen=True, slots=True)
 class ExchangeAfter:
-    """Exchange again after so many further steps of the leader.
+    """Exchange again after this number of further steps of the leader.
 
     ``blocking`` steps wait for the exchange's decision before they are drawn, until the first split
-    has been found.
+    is found.
     """
 
     steps: int
@@ -152,7 +152,7 @@ class ExchangeAfter:
 
 @dataclass(frozen=True, slots=True)
 class SaveAfter:
-    """Save a checkpoint on every rank when so many ``steps`` are committed."""
+    """Save a checkpoint on every rank when ``steps`` steps are committed."""
 
     steps: int
     reason: str
@@ -160,7 +160,7 @@ class SaveAfter:
 
 @dataclass(frozen=True, slots=True)
 class LetGo:
-    """Let some ranks end once ``steps`` steps are committed, and saved if that was asked for."""
+    """Let some ranks exit once ``steps`` steps are committed, and saved if requested."""
 
     steps: int
     ranks: tuple[int, ...]
@@ -173,30 +173,30 @@ Instruction = SetShares | KeepShares | SetBatch | Expect | ExchangeAfter | SaveA
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the core answers to an event, and what all ranks then apply.
+    """The core's answer to an event, which all ranks then apply.
 
-    Iterating gives its parts as a trace records them, in the order in which they take effect.
+    Iteration yields its parts as a trace records them, in the order in which they take effect.
     """
 
-    effective: int  # first step the decision is about
-    shares: Shares | None  # the ranks' new shares from that step on, or ``None`` to keep them
-    # Whether the next step waits for a decision as well; such steps serve to find the first split
-    # quickly, and end with the opening phase
+    effective: int  # first step to which the decision applies.
+    shares: Shares | None  # the ranks' new shares from that step on, or ``None`` to keep them.
+    # Whether the next step also waits for a decision; such steps find the first split quickly and
+    # end with the opening.
     opening: bool = False
-    expected_s: tuple[float, ...] = ()  # expected busy time of each rank; 0 for none
-    band: tuple[float, ...] = ()  # half-width of each rank's band, as a part
+    expected_s: tuple[float, ...] = ()  # expected busy time of each rank; 0 if unknown
+    band: tuple[float, ...] = ()  # half-width of each rank's band, as a fraction
     reason: str = ""  # one sentence
-    # All ranks save a checkpoint when so many steps are committed; ``None`` for no
+    # All ranks save a checkpoint when this number of steps is committed; ``None`` for no save
     save_after: int | None = None
-    # When so many are, the ranks of ``going`` end; ``None`` if nobody does
+    # Number of committed steps at which the ranks of ``going`` exit; ``None`` if no rank does
     go_after: int | None = None
     going: tuple[int, ...] = ()  # these ranks
-    why_going: str = ""  # for people
-    # Global batch with which all go on who stand at a turn; ``None`` where not all do
+    why_going: str = ""  # reason to display
+    # Global batch from the epoch boundary on; ``None`` if the event is not an epoch boundary
     batch: int | None = None
-    why_batch: str = ""  # for people, where it is another batch
+    why_batch: str = ""  # reason to display, if the batch changes
     exchange_after: int = 1  # steps of the leader until the next exchange
-    judges: bool = True  # whether the shares were looked at, be they kept or not
+    judges: bool = True  # whether the policy evaluated the shares, even if it keeps them
 
     def __iter__(self) -> Iterator[Instruction]:
         if self.batch is not None:

@@ -1,6 +1,6 @@
-"""Everything the leader knows, and what follows from it without any event.
+"""The state of the leader, and what follows from it without an event.
 
-A `Roster` has the ranks of a generation, and those of them that serve: the workers of its fleet.
+A `Roster` has the ranks of a generation. The ranks of it that serve are the workers of its fleet.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from evenstride.errors import InfeasibleShares
 
 T = TypeVar("T")
 
-# How far a step may stray from its expected time before its rank asks for an exchange: this
-# many standard deviations of its noise, and at least this part of the time.
+# How far a step may deviate from its expected time before its rank requests an exchange: this
+# many standard deviations of its noise, and at least this fraction of the time.
 _BAND_STD, _BAND_PART = 5.0, 0.15
 
 
 @dataclass(frozen=True, slots=True)
 class Roster:
-    """All ranks, of which some get no samples.
+    """All ranks, some of which may get no samples.
 
-    Policies and estimates know the fleet of those who serve only, so none has to know of leaving.
+    Policies and estimates see only the fleet of serving ranks, so they need not handle departures.
     """
 
     workers: tuple[Worker, ...]  # of all ranks, in rank order
@@ -49,7 +49,7 @@ class Roster:
         return len(self.serving) == len(self.workers)
 
     def fleet(self, global_batch: int) -> Fleet:
-        """Return the fleet of those who serve; `InfeasibleShares` if they cannot hold the batch."""
+        """Return the fleet of serving ranks; `InfeasibleShares` if they cannot hold the batch."""
         return Fleet(tuple(self.workers[rank] for rank in self.serving), global_batch)
 
     def spread(self, values: tuple[T, ...], nothing: T) -> tuple[T, ...]:
@@ -62,7 +62,7 @@ class Roster:
         return tuple(of_ranks)
 
     def inward(self, measured: Measurements) -> Measurements:
-        """Return what those who serve measured, numbered as in the fleet."""
+        """Return the measurements of the serving ranks, numbered as in the fleet."""
         if self.all_serve:
             return measured
         places = np.full(len(self.workers), -1, dtype=np.int64)
@@ -75,43 +75,43 @@ class Roster:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Control:
-    """Everything the leader knows; replaced as a whole by every event.
+    """The state of the leader; every event replaces it as a whole.
 
-    All shares are multiples of the workers' quanta, whatever the policy asks for (`in_quanta`).
+    All shares are multiples of the workers' quanta, whatever the policy decides (`in_quanta`).
     """
 
     policy: Policy[Any]
     policy_state: Any = None  # of the workers that serve
-    fleet: Fleet | None = None  # those who serve, with the bounds that hold; no fleet at first
+    fleet: Fleet | None = None  # serving workers, with the bounds in force; ``None`` at first
     shares: Shares = ()  # of the fleet
     estimate: Estimate | None = None  # of the fleet
     cadence: ExchangeInterval = field(default_factory=ExchangeInterval)
-    communication_s: float = 0.0  # of a step, smoothed
+    communication_s: float = 0.0  # per step, smoothed
     opening_left: int = 0  # exchanges for which each step still waits for its decision
-    # For each rank, the observations that could not be believed: those with a time that is not a
-    # positive, finite number, or with a share that cannot be. Nothing is learned from them.
+    # For each rank, the number of invalid observations: a time that is not a positive, finite
+    # number, or an impossible share. Nothing is learned from them.
     refused: tuple[int, ...] = ()
     memory: Memory = field(default_factory=Memory)  # of all ranks
-    # Part of each worker's limit that ``memory`` allows; ``None`` to let it allow anything.
+    # Fraction of each worker's limit that ``memory`` allows; ``None`` for no limit.
     memory_fraction: float | None = FRACTION
-    asked: Fleet | None = None  # the fleet with the bounds that were asked for
+    asked: Fleet | None = None  # the fleet with the requested bounds
     roster: Roster = field(default_factory=lambda: Roster((), ()))  # all ranks
     membership: Membership = field(default_factory=Membership)
-    profiles: tuple[WorkerProfile, ...] = ()  # of workers that were there before
+    profiles: tuple[WorkerProfile, ...] = ()  # of earlier workers
     saved_for: frozenset[str] = frozenset()
-    # Why steps cannot be measured; empty if they can. The policy is a fixed one then, and nothing
-    # is learned.
+    # Why steps cannot be measured; empty if they can. With a reason, the policy is a fixed one and
+    # nothing is learned.
     not_measured: str = ""
 
     @property
     def formed(self) -> Fleet:
-        """The fleet, for events that only a fleet can meet with."""
+        """The fleet, for events that require one."""
         assert self.fleet is not None, "a fleet forms before anything else happens"
         return self.fleet
 
     @property
     def believed(self) -> Estimate:
-        """The estimate, which is there as soon as a fleet is."""
+        """The estimate, which exists as soon as a fleet does."""
         assert self.estimate is not None, "a fleet forms with an empty estimate"
         return self.estimate
 
@@ -146,15 +146,15 @@ class Control:
 
 
 def allowed(shares: Shares, fleet: Fleet, *, running: bool = False) -> Shares:
-    """Return the split in multiples of the workers' quanta; whoever is left out stays so.
+    """Return the split in multiples of the workers' quanta; workers without samples stay so.
 
-    Unless the others cannot do without in a run, which must go on: bounds may have narrowed.
-    `InfeasibleShares` if there is no such split.
+    The exception is a run (``running``) whose bounds have narrowed: it uses them if it must.
+    `InfeasibleShares` if no such split exists.
     """
     if (fleet.quanta == 1).all():
         return shares
     at = as_array(shares)
-    # Rounding must not wake a worker that was left out, nor refuse a share that lies outside.
+    # Rounding must not add a worker that was left out, nor reject a share outside the bounds.
     lower, upper = np.minimum(fleet.lower, at), np.where(at > 0, fleet.upper, 0)
     try:
         return as_shares(in_quanta(at, lower, np.maximum(upper, at), fleet.quanta))
@@ -165,15 +165,15 @@ def allowed(shares: Shares, fleet: Fleet, *, running: bool = False) -> Shares:
 
 
 def expected(control: Control) -> tuple[Expect, float]:
-    """Return what to expect of every rank, and the longest of the times; 0 if unknown."""
+    """Return the expected times of every rank, and the longest of them; 0 if unknown."""
     estimate, roster, at = control.believed, control.roster, as_array(control.shares)
     if not estimate.known_at(at):
-        # Without expectations no rank asks for an exchange; the interval alone brings the next one.
+        # Without expected times no rank requests an exchange; only the interval triggers one.
         nothing = (0.0,) * len(roster.workers)
         return Expect(nothing, nothing), 0.0
-    # A ghost's time is not modelled, so nothing is expected of it.
+    # A ghost sample's time is not modelled, so the rank has no expected time.
     expected_s = np.round(np.where(at > 0, estimate.model.at(at), 0.0), 7)
-    # The doubt about the curve counts as well: a time within it is no news.
+    # The uncertainty of the curve counts as well: a time within it is no news.
     band = np.maximum(
         _BAND_PART, _BAND_STD * np.sqrt(estimate.noise + estimate.relative_std(at) ** 2)
     )
@@ -191,10 +191,10 @@ def serving(
     step: int,
     begin_with: Callable[[Fleet], Move | None] | None = None,
 ) -> tuple[Control, Move]:
-    """Return the control with another fleet, and its opening split; `ConfigError` if there is none.
+    """Return the control with another fleet, and its opening split; `ConfigError` if impossible.
 
-    ``step`` counts the steps that the leader had committed. ``begin_with`` returns the split to
-    begin with; ``None`` for the policy's own opening.
+    ``step`` is the number of steps that the leader has committed. ``begin_with`` returns the split
+    to begin with; ``None`` for the policy's own opening.
     """
     asked, memory = roster.fleet(global_batch), control.memory.of(roster.serving)
     fleet = memory.bound(asked) if memory.caps else asked
@@ -203,13 +203,13 @@ def serving(
     policy_state, opening = control.policy.init(fleet)
     opening = (begin_with(fleet) if begin_with else None) or opening
     opening = replace(opening, shares=allowed(opening.shares, fleet))
-    # First what was measured in this run; profiles fill only what is then still unknown.
+    # First what was measured in this run; profiles fill only what is still unknown.
     estimate = _remembered(control, fleet)
     if not control.not_measured:
         estimate = _recognised(estimate, fleet, profiles)
     if estimate.steps.any():
-        # A policy waits until all workers are measured, so the unknown ones are guessed here. With
-        # that, a run that knows its workers has its split before its first step.
+        # A policy waits until all workers are measured, so the unknown ones are guessed here. A
+        # run that knows its workers then has its split before its first step.
         known = Situation(fleet, opening.shares, step, Measurements.of(()), estimate.guessed())
         policy_state, decision = control.policy.decide(policy_state, known)
         if isinstance(decision, Move):
@@ -228,7 +228,7 @@ def serving(
 
 
 def _remembered(control: Control, fleet: Fleet) -> Estimate:
-    """Return what is known of a new fleet's workers: those of the one before, by their names."""
+    """Return the estimate for a new fleet, with the former workers' estimates by name."""
     unknown = Estimate.unknown(len(fleet))
     if control.fleet is None or control.estimate is None:
         return unknown
@@ -240,9 +240,9 @@ def _remembered(control: Control, fleet: Fleet) -> Estimate:
 
 
 def _recognised(estimate: Estimate, fleet: Fleet, profiles: tuple[WorkerProfile, ...]) -> Estimate:
-    """Return the estimate with what profiles tell of workers that were not measured yet."""
+    """Return the estimate, with profiles for workers that were not measured yet."""
     found = recalled(estimate.steps, fleet.workers, profiles)
-    # Doubt about the speed only, since the shape belongs to model and device.
+    # Only the speed is uncertain, because the shape depends on model and device.
     curves = CurveEstimates(found.curves).times(1.0, found.doubt**2)
     return estimate.knowing(found.ranks, curves, found.noise, found.steps)
 
@@ -250,35 +250,35 @@ def _recognised(estimate: Estimate, fleet: Fleet, profiles: tuple[WorkerProfile,
 def rebatched(control: Control, batch: int, step: int) -> tuple[Control, Move]:
     """Return the control with the same workers and another global batch, and its split.
 
-    All that was learned of the workers stays. A policy that has moved the shares goes on from
-    shares in the same proportion; one that has not, from its opening. `ConfigError` if the fleet
-    cannot be served.
+    Everything learned about the workers stays. A policy that has moved the shares continues from
+    shares in the same proportion; any other continues from its opening. `ConfigError` if no split
+    is possible.
     """
     return serving(control, control.roster, batch, step, lambda fleet: _scaled(control, fleet))
 
 
 def _scaled(control: Control, fleet: Fleet) -> Move | None:
     before = control.formed
-    # Shares that are still those of the opening are opened again: scaled up, the remainder of an
+    # Shares that are still those of the opening are computed again: scaled up, the remainder of an
     # equal split would grow with the batch.
     if allowed(control.policy.init(before)[1].shares, before) == control.shares:
         return None
     at = as_array(control.shares)
     upper = np.where(at > 0, fleet.upper, 0)
     lower = np.minimum(fleet.lower, upper)
-    if int(upper.sum()) < fleet.global_batch:  # whoever was left out is needed now
+    if int(upper.sum()) < fleet.global_batch:  # workers without samples are needed now
         lower, upper = fleet.lower, fleet.upper
     shares = apportion(at.astype(np.float64), fleet.global_batch, lower, upper)
     return Move(as_shares(shares), "in proportion to the shares before")
 
 
 def remember(control: Control, held: tuple[PeakMemory, ...]) -> tuple[Memory, Fleet]:
-    """Return what is known of the ranks' memory, and the fleet that it bounds."""
+    """Return what is known about the ranks' memory, and the fleet with its bounds."""
     fleet, roster = control.formed, control.roster
-    assert control.asked is not None, "it is what was asked for when the fleet formed"
+    assert control.asked is not None, "the requested fleet is known once it forms"
     if control.memory_fraction is None:
         return control.memory, fleet
     memory = control.memory.learn(held, len(roster.workers), control.memory_fraction)
-    # Caps also rise, so the bounds are made from those asked for, not from those in force.
+    # Caps also rise, so the bounds come from the requested ones, not from those in force.
     same = memory.caps == control.memory.caps
     return memory, fleet if same else memory.of(roster.serving).bound(control.asked)

@@ -1,6 +1,6 @@
-"""How many epochs a training takes at a global batch, and what a sample is worth there.
+"""How many epochs training takes at a global batch, and what a sample is worth there.
 
-Start with `batch_efficiency`. Imports the bottom of `core`, and `core.gradients`.
+Start with `batch_efficiency`. Imports low-level modules of `core`, and `core.gradients`.
 """
 
 from __future__ import annotations

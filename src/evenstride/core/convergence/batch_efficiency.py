@@ -1,13 +1,13 @@
-"""What a sample is worth at a global batch, and how the learning rate follows the batch.
+"""The value of a sample at a global batch, and how the learning rate follows the batch.
 
-At the noise scale ``phi`` (samples at which a gradient is as noisy as it is large), training takes
+The noise scale ``phi`` is the batch at which a gradient's noise equals its size. Training takes
 ``e_min (1 + B / phi)`` epochs. So a sample at ``B`` is worth ``(phi + B0) / (phi + B)`` of one at
 ``B0``: the *efficiency*. Samples per second times efficiency is the *goodput*.
 
 Source:
     Qiao et al., "Pollux", OSDI 2021, section 3 (goodput), and Johnson et al., "AdaScale SGD", ICML
     2020, section 3 (the gain); the square root rule: Krizhevsky, arXiv 1404.5997, section 5, and
-    for Adam Malladi et al., NeurIPS 2022. Known from the code of others, not verified in print.
+    for Adam Malladi et al., NeurIPS 2022. Taken from others' code, not verified in the papers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Rule = Callable[[float, float, float], float]
 
 
 def efficiency(phi: float, base: float, batch: float) -> float:
-    """Return what a sample at a batch is worth, in samples at the base batch.
+    """Return the value of a sample at a batch, in samples at the base batch.
 
     Args:
         phi: noise scale in samples, at least 0; may be infinite.
@@ -31,12 +31,12 @@ def efficiency(phi: float, base: float, batch: float) -> float:
     0.5238095238095238
     """
     _check(phi, base, batch)
-    # Infinity over infinity is no number.
+    # Infinity over infinity is NaN.
     return 1.0 if phi == inf else (phi + base) / (phi + batch)
 
 
 def goodput(per_s: float, phi: float, base: float, batch: float) -> float:
-    """Return samples per second, counted by what they are worth at the base batch.
+    """Return samples per second, weighted by their value at the base batch.
 
     Args:
         per_s: samples per second at ``batch``.
@@ -48,21 +48,21 @@ def goodput(per_s: float, phi: float, base: float, batch: float) -> float:
 
 
 def linear(rate: float, base: float, batch: float) -> float:
-    """Return the learning rate in proportion to the batch; for SGD below the noise scale."""
+    """Return the learning rate proportional to the batch; for SGD below the noise scale."""
     _check(0.0, base, batch)
     return rate * batch / base
 
 
 def square_root(rate: float, base: float, batch: float) -> float:
-    """Return the learning rate in proportion to the batch's square root; for Adam and its kin."""
+    """Return the learning rate proportional to the square root of the batch; for Adam."""
     _check(0.0, base, batch)
     return rate * sqrt(batch / base)
 
 
 def adascale(rate: float, base: float, batch: float, phi: float) -> float:
-    """Return the learning rate by AdaScale's gain: linear in noise, constant without any.
+    """Return the learning rate by AdaScale's gain: linear with pure noise, constant without noise.
 
-    The gain is by how much more a step at ``batch`` does than one at ``base``: ``batch / base``
+    The gain is the progress of a step at ``batch`` relative to one at ``base``: ``batch / base``
     times the efficiency.
 
     Args:
@@ -80,6 +80,6 @@ def adascale(rate: float, base: float, batch: float, phi: float) -> float:
 def _check(phi: float, base: float, batch: float) -> None:
     if phi < 0 or base <= 0 or batch <= 0:
         raise ValueError(
-            f"a noise scale of {phi}, a base of {base} and a batch of {batch} samples: the first "
-            "must be at least 0, the others above 0"
+            f"invalid noise scale {phi}, base batch {base} or batch {batch}: the noise scale must "
+            "be at least 0, the batches above 0 samples"
         )

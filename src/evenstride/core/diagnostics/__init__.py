@@ -1,4 +1,4 @@
-"""What people should know of a run: slow workers, workers that are not needed, lost time.
+"""What users should know about a run: slow workers, unneeded workers, lost time.
 
-Start with `alerts` and `ledger`. Decides what to say, never what to do.
+Start with `alerts` and `ledger`. Reports only; decides nothing.
 """

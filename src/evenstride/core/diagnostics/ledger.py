@@ -1,8 +1,8 @@
-"""Who waited for whom, and what it cost: totals over all the steps a run has reported.
+"""Which worker waited for which, and the cost: totals over all reported steps of a run.
 
 A step's slowest worker made every other one wait for the difference of their busy times. The
-ranks report their steps in windows that need not end alike, so a step is booked when the last
-of its workers has told about it.
+ranks report their steps in windows that may end at different steps. So a step is booked when the
+last of its workers has reported it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from evenstride.core.allocation.speedup import JudgedTime, Yardstick, judged_time
+from evenstride.core.allocation.speedup import JudgedTime, SplitReference, judged_time
 from evenstride.core.arrays import FloatArray
 from evenstride.core.time_model.observation import Measurements
 
@@ -21,25 +21,25 @@ _Steps = MappingProxyType[int, tuple[tuple[int, int, float, float], ...]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ledger(JudgedTime):
-    """Totals per worker, float64 of shape ``(W,)`` in seconds unless said otherwise."""
+    """Totals per worker, float64 of shape ``(W,)`` in seconds unless stated otherwise."""
 
     workers: int  # ``W``
     steps: int = 0  # steps booked completely
-    # Time at work (ghost samples included).
+    # Busy time (ghost samples included).
     busy_s: FloatArray = field(default_factory=lambda: np.zeros(0))
-    # Time each worker waited for a slower one.
+    # Time that each worker waited for a slower one.
     waited_s: FloatArray = field(default_factory=lambda: np.zeros(0))
     # Time that others waited because this worker was the slowest.
     caused_s: FloatArray = field(default_factory=lambda: np.zeros(0))
-    # Steps in which it was the slowest, a count.
+    # Number of steps in which it was the slowest.
     slowest_steps: FloatArray = field(default_factory=lambda: np.zeros(0))
     data_s: FloatArray = field(default_factory=lambda: np.zeros(0))  # time spent waiting for data
     # Time outside training beyond the usual.
     outside_s: FloatArray = field(default_factory=lambda: np.zeros(0))
     # Time spent waiting for decisions.
     control_wait_s: FloatArray = field(default_factory=lambda: np.zeros(0))
-    # What the steps took, a number: of each the mean over the workers, who begin and end it
-    # together, give or take what comes back in the next one.
+    # Duration of the steps, a number: for each step the mean over the workers. They begin and end
+    # it together, except for delays that they make up in the next step.
     took_s: float = 0.0
     # Steps not yet reported by all, as (worker, share, busy and waiting seconds).
     pending: _Steps = field(default_factory=lambda: MappingProxyType({}))
@@ -50,9 +50,9 @@ class Ledger(JudgedTime):
         return cls(workers, **zeros)  # type: ignore[arg-type]
 
     def add_up(self, observations: Measurements) -> Ledger:
-        """Return the ledger after observations of workers that do not keep step.
+        """Return the ledger after observations of workers that do not run in lockstep.
 
-        Who waited for whom has no meaning then, and no step is whole.
+        Waiting for other workers has no meaning then, and no step is complete.
         """
         totals = {name: getattr(self, name).copy() for name in (*_SUMS, "busy_s", "waited_s")}
         for seen in observations:
@@ -62,7 +62,7 @@ class Ledger(JudgedTime):
             totals["waited_s"][seen.worker] += sum(seen.wait_s)
         return replace(self, **totals)
 
-    def book(self, observations: Measurements, yardstick: Yardstick | None = None) -> Ledger:
+    def book(self, observations: Measurements, reference: SplitReference | None = None) -> Ledger:
         """Return the ledger after some observations; unmodelled steps are booked as well."""
         totals = {name: getattr(self, name).copy() for name in _SUMS}
         pending = dict(self.pending)
@@ -72,7 +72,7 @@ class Ledger(JudgedTime):
             for offset, both_s in enumerate(zip(seen.busy_s, seen.wait_s, strict=True)):
                 step = seen.first_step + offset
                 pending[step] = (*pending.get(step, ()), (seen.worker, seen.share, *both_s))
-        whole = sorted(step for step, told in pending.items() if len(told) == self.workers)
+        whole = sorted(step for step, rows in pending.items() if len(rows) == self.workers)
         # In order of rank, because reports come in any order.
         rows = [sorted(pending.pop(step)) for step in whole]
         after = replace(self, **totals, pending=MappingProxyType(pending))
@@ -80,16 +80,16 @@ class Ledger(JudgedTime):
             return after
         times_s = np.array([[busy_s for _, _, busy_s, _ in row] for row in rows])
         spent_s = times_s + np.array([[wait_s for *_, wait_s in row] for row in rows])
-        # The mean: a worker that is late in one step makes up for it in the next, so that the
-        # longest of each step would add up to more than the run took.
+        # The mean: a worker that is late in one step makes up for it in the next. The sum of the
+        # longest times would exceed the duration of the run.
         lasting_s = spent_s.mean(axis=1)
         after = after._with_steps(times_s, lasting_s)
-        if yardstick is None:
+        if reference is None:
             return after
-        # By the shares that were measured, which may differ from those in force now.
+        # By the measured shares, which may differ from those in force now.
         splits = np.array([[share for _, share, *_ in row] for row in rows])
         slowest_s = times_s.max(axis=1)
-        judged = judged_time(lasting_s, slowest_s, yardstick.judge(splits, slowest_s))
+        judged = judged_time(lasting_s, slowest_s, reference.judge(splits, slowest_s))
         return replace(
             after,
             judged_steps=after.judged_steps + judged.judged_steps,
@@ -99,7 +99,7 @@ class Ledger(JudgedTime):
         )
 
     def _with_steps(self, times_s: FloatArray, lasting_s: FloatArray) -> Ledger:
-        """Book whole steps, given all workers' busy times, ``(steps, W)``, and what steps took."""
+        """Book complete steps, given all workers' busy times, ``(steps, W)``, and the durations."""
         slowest, longest_s = times_s.argmax(axis=1), times_s.max(axis=1)
         waits_s = longest_s[:, np.newaxis] - times_s
         caused_s = np.bincount(slowest, weights=waits_s.sum(axis=1), minlength=self.workers)

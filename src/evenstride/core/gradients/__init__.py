@@ -1,4 +1,4 @@
-"""Weights of losses, so that averages are exact, and the noise of gradients.
+"""Weights of losses, which make averages exact, and the noise of gradients.
 
 Start with `weighting`, which is the whole proof in one function.
 """

@@ -1,27 +1,26 @@
 """The noise of a step's gradient, from gradients over parts of its batch.
 
-A step's batch of ``B`` samples is cut into parts, one per worker that has samples or one per
-micro-batch; part ``k`` has ``b_k`` samples and the mean gradient ``g_k`` over them. With the
+A step's batch of ``B`` samples consists of parts: one per worker with samples, or one per
+micro-batch. Part ``k`` has ``b_k`` samples and the mean gradient ``g_k`` over them. With the
 weights ``lambda_k = b_k / B`` the step's own gradient is ``g = sum lambda_k g_k``. Two numbers are
 enough:
 
     A = sum lambda_k |g_k|^2        T = |g|^2
 
-A sample's gradient has the mean ``G`` and the covariance ``Sigma``, with ``S = trace Sigma``. So
-over ``n`` parts, however they differ in size, ``E A = |G|^2 + n S / B`` and
-``E T = |G|^2 + S / B``. Hence
+A sample's gradient has the mean ``G`` and the covariance ``Sigma``, with ``S = trace Sigma``. Over
+``n`` parts of any sizes, ``E A = |G|^2 + n S / B`` and ``E T = |G|^2 + S / B``. Hence
 
     S = B (A - T) / (n - 1)         |G|^2 = (n T - A) / (n - 1)
 
 are unbiased, for any split. The *noise scale* ``S / |G|^2`` is the number of samples at which noise
-and gradient are as large as each other. It is a ratio of two means, and either of them is a small
-difference of large numbers where the noise is small: it is only as good as its interval.
+and gradient have the same size. It is a ratio of two means. If the noise is small, either mean is a
+small difference of large numbers. So the estimate is only as good as its interval.
 
 Source:
     McCandlish et al., "An Empirical Model of Large-Batch Training", arXiv 1812.06162, appendix A,
-    for two batch sizes. Not verified: known from the code of others. AdaptDL has the case of equal
-    parts with plain means, which unequal parts bias: 2.1 times too much noise at (8, 16, 40, 64).
-    The weighted form is our own derivation, and checked by simulation in the tests.
+    for two batch sizes. Taken from others' code, not verified in the paper. AdaptDL has the case of
+    equal parts with plain means, which are biased for unequal parts: 2.1 times too much noise at
+    (8, 16, 40, 64). The weighted form is our own derivation; simulations in the tests check it.
 """
 
 from __future__ import annotations
@@ -33,33 +32,33 @@ from math import inf, isclose, sqrt
 Z95 = 1.959964
 """Half the width of a 95 % interval of a normal variable, in standard deviations."""
 
-# Steps that may be incomplete at a time. Ranks are never far apart, so what is older was lost.
+# Largest number of incomplete steps. Ranks are never far apart, so older ones were lost.
 _MOST_OPEN = 64
 
-# Sums of weights that are no whole numbers, and norms of equal gradients on devices of other kinds.
+# Tolerances for sums of non-integer weights, and for norms of equal gradients on different devices.
 _ROUNDING, _ALIKE = 1e-9, 1e-6
 
 
 @dataclass(frozen=True, slots=True)
 class GradientNorms:
-    """What one step's gradient tells of its noise."""
+    """The norms of one step's gradient that determine its noise."""
 
-    parts: int  # ``n``, how many parts have samples; at least 2 to tell anything
-    batch: float  # ``B``, samples of the step; tokens, say, where its loss is a mean over those
-    local: float  # ``A``, mean of the parts' squared norms, weighted by their samples
-    mean: float  # ``T``, squared norm of the step's gradient
+    parts: int  # ``n``, number of parts with samples; must be at least 2 for an estimate.
+    batch: float  # ``B``, samples of the step; or tokens, if its loss is a mean over those.
+    local: float  # ``A``, mean of the parts' squared norms, weighted by their samples.
+    mean: float  # ``T``, squared norm of the step's gradient.
 
     @classmethod
     def of(cls, samples: Sequence[float], squared: Sequence[float], mean: float) -> GradientNorms:
-        """Return what parts tell whose mean gradients have these squared norms, ``|g_k|^2``.
+        """Return the norms from the squared norms of the parts' mean gradients, ``|g_k|^2``.
 
         ``mean`` is the squared norm of their weighted mean. Parts without samples do not count;
-        `ValueError` if none has any.
+        `ValueError` if no part has samples.
         """
         there = [(b, a) for b, a in zip(samples, squared, strict=True) if b > 0]
         batch = sum(b for b, _ in there)
         if not batch:
-            raise ValueError("no part has samples, so there is no gradient; give some")
+            raise ValueError("no part has samples, so there is no gradient; pass at least one")
         return cls(len(there), batch, sum(b * a for b, a in there) / batch, mean)
 
     @property
@@ -78,25 +77,25 @@ class GradientNorms:
 
     @property
     def gain(self) -> float:
-        """``A / T``, Scavenger's noise of this step: 1 if all parts agree, about ``n`` if none."""
+        """``A / T``, Scavenger's noise of this step: 1 if all parts agree, up to about ``n``."""
         return self.local / self.mean if self.mean > 0 else inf
 
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A figure and where it lies with 95 % confidence."""
+    """A value and its 95 % confidence interval."""
 
-    value: float  # the figure
+    value: float  # the value
     low: float  # lower end
     high: float  # upper end; infinite if the data do not bound it
 
 
 @dataclass(frozen=True, slots=True)
 class NoiseEstimate:
-    """What the measured steps of late have told, those longer ago less and less.
+    """Noise of the recent steps; older steps count less and less.
 
-    Kept are weighted sums over steps, each by its own unbiased estimate. So a split that changes
-    from step to step biases nothing.
+    It keeps weighted sums over steps, each with its own unbiased estimate. So a split that changes
+    from step to step causes no bias.
     """
 
     weight: float = 0.0  # sum of the weights
@@ -107,10 +106,10 @@ class NoiseEstimate:
     gains: tuple[float, float] = (0.0, 0.0)  # of ``A`` and ``T``
 
     def after(self, norms: GradientNorms, memory: float = 100.0) -> NoiseEstimate:
-        """Return the estimate after another measured step; the same if the step tells nothing.
+        """Return the estimate after another measured step; the same if the step has no estimate.
 
-        After ``memory`` further steps one counts ``1 / e`` of what it did; infinite to let all
-        count alike.
+        After ``memory`` further steps, a step counts ``1 / e`` of its initial weight; with an
+        infinite ``memory`` all count the same.
         """
         if not norms.tells:
             return self
@@ -130,8 +129,8 @@ class NoiseEstimate:
 
     @property
     def steps(self) -> float:
-        """How many steps of equal weight would tell as much."""
-        # Kish's effective size: unequal weights tell less than as many equal ones.
+        """Number of steps of equal weight with the same information."""
+        # Kish's effective size: unequal weights carry less information than equal ones.
         return self.weight**2 / self.squares if self.squares else 0.0
 
     @property
@@ -144,56 +143,56 @@ class NoiseEstimate:
 
     @property
     def gain(self) -> float:
-        """Scavenger's noise of late: the mean ``A`` over the mean ``T``."""
+        """Scavenger's noise of the recent steps: the mean ``A`` over the mean ``T``."""
         return self.gains[0] / self.gains[1] if self.gains[1] > 0 else inf
 
     def scale(self, z: float = Z95) -> Interval:
         """Return the noise scale ``S / |G|^2`` in samples, with an interval.
 
-        The interval is Fieller's, of a ratio of two means. It is right where the denominator is
-        hardly known: then it has no upper end. Steps count as independent.
+        The interval is Fieller's, for a ratio of two means. It stays valid if the denominator is
+        uncertain: then it has no upper end. Steps count as independent.
 
         Source:
-            Fieller, "Some problems in interval estimation", JRSS B 1954. Derived anew here, from
-            the ratio ``r`` being where the mean of ``S - r |G|^2`` is not told from 0.
+            Fieller, "Some problems in interval estimation", JRSS B 1954. Our own derivation: the
+            interval holds the ratios ``r`` for which the mean of ``S - r |G|^2`` may be 0.
         """
         s, g = self.noise, self.signal
         value = s / g if g > 0 else inf
-        # A single step says nothing about how much steps differ.
+        # A single step says nothing about the scatter of steps.
         if self.steps < 2:
             return Interval(value, 0.0, inf)
         spread = [z * z * v for v in self._variances()]
         a, b, c = g * g - spread[2], s * g - spread[1], s * s - spread[0]
         inside = b * b - a * c
-        # The signal differs from 0 beyond doubt, so the ratio is bounded on both sides.
+        # The signal differs significantly from 0, so the ratio is bounded on both sides.
         if a > 0 and inside >= 0 and g > 0:
             root = sqrt(inside)
             return Interval(value, max((b - root) / a, 0.0), max((b + root) / a, 0.0))
-        # Only the side on which the ratio itself lies; it is at least 0, whatever the signal seems.
+        # Only the side of the ratio itself; it is at least 0, whatever the sign of the signal.
         if a < 0 and inside >= 0 and (g > 0 or c > 0):
             return Interval(value, max((b - sqrt(inside)) / a, 0.0), inf)
         return Interval(value, 0.0, inf)
 
     def _variances(self) -> tuple[float, float, float]:
-        """Return the variances of both means, and between them their covariance."""
+        """Return the variances of both means, with their covariance between them."""
         s, g = self.noise, self.signal
         ss, sg, gg = (p / self.weight for p in self.products)
-        # Not one over all steps: the scatter is about their own mean.
+        # Not ``1 / steps``: the scatter is about their own mean.
         part = 1.0 / (self.steps - 1.0)
-        # Rounding may take a variance below 0.
+        # Rounding may make a variance negative.
         return max(ss - s * s, 0.0) * part, (sg - s * g) * part, max(gg - g * g, 0.0) * part
 
 
 @dataclass(frozen=True, slots=True)
 class StepParts:
-    """One or more parts of a measured step, as a worker tells of them."""
+    """One or more parts of a measured step, as a worker reports them."""
 
-    step: int  # its number
-    parts: int  # how many
-    weight: float  # of these parts, in samples (or whatever the loss is a mean over), above 0
-    batch: float  # ``B``, of all parts of the step
-    local: float  # sum of their squared norms times their weights, ``sum b_k |g_k|^2``
-    mean: float  # ``T``, squared norm of the step's own gradient, as this worker sees it
+    step: int  # its number.
+    parts: int  # number of parts.
+    weight: float  # of these parts, in samples (or the unit of the loss's mean), above 0.
+    batch: float  # ``B``, of all parts of the step.
+    local: float  # sum of their squared norms times their weights, ``sum b_k |g_k|^2``.
+    mean: float  # ``T``, squared norm of the step's own gradient on this worker.
     # Sum of their mean losses times their weights; ``None`` if one is not known.
     loss: float | None = None
 
@@ -212,7 +211,7 @@ class StepParts:
     def joined(self, other: StepParts) -> StepParts | None:
         weight = self.weight + other.weight
         alike = self.step == other.step and self.batch == other.batch
-        # All ranks have the same gradient after its reduction, so another norm is another step.
+        # All ranks have the same gradient after the all-reduce, so another norm is another step.
         if not alike or not isclose(self.mean, other.mean, rel_tol=_ALIKE):
             return None
         if weight > self.batch * (1 + _ROUNDING):
@@ -230,38 +229,38 @@ class StepParts:
 
 @dataclass(frozen=True, slots=True)
 class NoiseOfRun:
-    """What a run's measured steps have told of the noise of its gradient so far.
+    """The noise of a run's gradients, from all steps measured so far.
 
-    Each worker tells of its own part of a step, when it comes to it: parts of one step may come in
-    different exchanges, in any order, or never where a worker is lost. A step is whole when the
-    parts that were told weigh as much as its batch, so nobody has to know who had samples in it.
+    Each worker reports its own parts of a step. Parts of one step may arrive in different
+    exchanges, in any order, or never if a worker is lost. A step is complete when the weights of
+    its reported parts sum to its batch, so the list of workers with samples is not needed.
     """
 
-    estimate: NoiseEstimate = field(default_factory=NoiseEstimate)  # from the steps that are whole
-    steps: int = 0  # how many these are
-    # Steps of which parts are still to come, by number; those that never become whole make way for
-    # later ones.
+    estimate: NoiseEstimate = field(default_factory=NoiseEstimate)  # from the complete steps
+    steps: int = 0  # number of complete steps
+    # Steps with missing parts, by number; those that never become complete make room for later
+    # ones.
     open: tuple[StepParts, ...] = ()
 
-    def hear(self, told: Iterable[StepParts]) -> tuple[NoiseOfRun, tuple[StepParts, ...]]:
-        """Return what is known with more parts, and the steps that have become whole.
+    def hear(self, reports: Iterable[StepParts]) -> tuple[NoiseOfRun, tuple[StepParts, ...]]:
+        """Return the state after more parts, and the steps that have become complete.
 
-        A step of one part tells nothing and is left out. Parts that cannot be of one step under the
-        same number are of different steps: the later ones are kept.
+        A step of one part has no estimate and is left out. If parts with the same number cannot
+        belong to the same step, the later ones are kept.
         """
         pending, whole = {parts.step: parts for parts in self.open}, list[StepParts]()
-        for parts in told:
+        for parts in reports:
             before = pending.pop(parts.step, None)
             both = parts if before is None else before.joined(parts) or parts
             if not both.whole:
                 pending[parts.step] = both
             elif both.norms.tells:
                 whole.append(both)
-        # Older steps weigh less, so the estimate must get them in order, however they came.
+        # Older steps have less weight, so the estimate needs them in order of steps.
         whole.sort(key=lambda parts: parts.step)
         estimate = self.estimate
         for parts in whole:
             estimate = estimate.after(parts.norms)
-        # Only now: in a long exchange more steps than these may be open until it is put together.
+        # Only at the end: a long exchange may have more open steps than this before it is merged.
         kept = sorted(pending.values(), key=lambda parts: parts.step)[-_MOST_OPEN:]
         return NoiseOfRun(estimate, self.steps + len(whole), tuple(kept)), tuple(whole)

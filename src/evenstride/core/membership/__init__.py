@@ -1,4 +1,4 @@
-"""Who belongs to a run, as a table of states and events, and what is remembered of workers.
+"""The members of a run, as a table of states and events, and stored profiles of workers.
 
 Start with `member_table`.
 """

@@ -1,10 +1,10 @@
-"""What is remembered of workers beyond their generation: how long their steps take.
+"""What is stored about workers beyond their generation: their step times.
 
-The *shape* of a worker's time curve belongs to model and device, so it is kept when the worker is
-told to leave, when its process starts anew with another rank, and in a checkpoint. A newcomer is
-recognised by where it runs: best the very place (host, device and slot), else another device of
-the kind on the same host, else the same kind of device elsewhere. The less alike, the more doubt
-about its speed.
+The *shape* of a worker's time curve depends on model and device. So it is kept when the worker
+receives a notice, when its process restarts with another rank, and in a checkpoint. A new worker is
+matched by its place: first the same place (host, device and slot), then another device of the same
+kind on the same host, then the same kind of device elsewhere. The weaker the match, the larger the
+uncertainty of its speed.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ import numpy as np
 
 from evenstride.core.arrays import FloatArray, IntArray
 
-# By how much a speed may have changed meanwhile, as a standard deviation: of the very same worker,
-# of a like device on the same host, and of one elsewhere.
+# How much a speed may have changed since, as a standard deviation: of the same worker, of a similar
+# device on the same host, and of a similar device elsewhere.
 _DOUBT = (0.05, 0.15, 0.3)
-# Workers that are remembered at most; those of the latest fleets stay.
+# Largest number of stored workers; those of the latest fleets stay.
 MOST_PROFILES = 20_000
 
 
 class WorkerPlace(Protocol):
-    """Where a worker runs; a `Worker` of a fleet, or its profile."""
+    """The place of a worker; a `Worker` of a fleet, or its profile."""
 
     @property
     def host(self) -> str: ...
@@ -40,37 +40,37 @@ class WorkerPlace(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class WorkerProfile:
-    """What is known of one worker's step times."""
+    """The stored step times of one worker."""
 
-    host: str  # where it runs
-    device: str  # what computes its steps, as a fingerprint; empty if not known
-    slot: int | None  # which of the host's workers it is; ``None`` if not known
-    name: str  # of the worker
-    curve: tuple[float, float, float, float, float]  # the five numbers of its `CurveEstimates`
-    noise: float  # relative variance of one step's time
-    steps: int  # learned from
+    host: str  # where it runs.
+    device: str  # fingerprint of the device that computes its steps; empty if not known.
+    slot: int | None  # its number among the host's workers; ``None`` if not known.
+    name: str  # of the worker.
+    curve: tuple[float, float, float, float, float]  # the five numbers of its `CurveEstimates`.
+    noise: float  # relative variance of one step's time.
+    steps: int  # number of steps it is based on.
 
     def to_plain(self) -> dict[str, Any]:
         return asdict(self)
 
     @classmethod
     def from_plain(cls, plain: dict[str, Any]) -> WorkerProfile:
-        """Return the profile that `to_plain` wrote; `ValueError` if it is none."""
+        """Return the profile that `to_plain` wrote; `ValueError` if it is invalid."""
         try:
             curve = tuple(float(number) for number in plain["curve"])
             profile = cls(**{**plain, "curve": curve})
             sound = len(curve) == 5 and all(map(isfinite, (*curve, profile.noise)))
             if not (sound and profile.steps > 0 and curve[1] > 0 and profile.noise > 0):
-                raise ValueError("its numbers are no time curve")
+                raise ValueError("its numbers do not form a valid time curve")
         except (KeyError, TypeError) as error:
-            raise ValueError(f"this is no profile of a worker: {error}") from None
+            raise ValueError(f"invalid worker profile: {error}") from None
         return profile
 
 
 def profiles_of(
     workers: Sequence[WorkerPlace], curves: FloatArray, noise: FloatArray, steps: IntArray
 ) -> tuple[WorkerProfile, ...]:
-    """Return the profiles of those that have been measured; ``curves`` are rows, ``(5, W)``."""
+    """Return the profiles of measured workers; ``curves`` are rows, ``(5, W)``."""
     return tuple(
         WorkerProfile(
             workers[rank].host,
@@ -88,35 +88,35 @@ def profiles_of(
 def merged(
     older: Iterable[WorkerProfile], newer: Iterable[WorkerProfile]
 ) -> tuple[WorkerProfile, ...]:
-    """Return both, a newer one in place of the older one of the same worker."""
+    """Return both; a newer profile replaces the older one of the same worker."""
     by_place = {_place(profile): profile for profile in older}
     for profile in newer:
-        by_place.pop(_place(profile), None)  # so that the latest come last
+        by_place.pop(_place(profile), None)  # so that the latest are at the end
         by_place[_place(profile)] = profile
     return tuple(by_place.values())[-MOST_PROFILES:]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Recollection:
-    """What is remembered of ``n`` workers that a run has not measured."""
+    """The stored times of ``n`` workers that a run has not measured."""
 
-    ranks: IntArray  # whose it is, ``(n,)``
+    ranks: IntArray  # of these workers, ``(n,)``
     curves: FloatArray  # rows of `CurveEstimates`, ``(5, n)``
-    doubt: FloatArray  # standard deviation of each one's speed since then, as a part, ``(n,)``
+    doubt: FloatArray  # relative standard deviation of each speed since then, ``(n,)``
     noise: FloatArray  # relative variance of one step's time, ``(n,)``
-    steps: IntArray  # learned from, ``(n,)``
+    steps: IntArray  # number of steps they are based on, ``(n,)``
 
 
 def recalled(
     steps: IntArray, workers: Sequence[WorkerPlace], known: Sequence[WorkerProfile]
 ) -> Recollection:
-    """Return what is remembered of workers that this run has not measured.
+    """Return the stored times of workers that this run has not measured.
 
-    Each profile stands for one worker at most as long as there is another that is as alike; of
-    equally alike ones, the first in order of rank gets the first. Cost: ``O(W + P)`` for ``P``
-    profiles.
+    A profile is used for several workers only if no other profile matches equally well. Among
+    equal matches, the first worker in order of rank gets the first profile. Cost: ``O(W + P)`` for
+    ``P`` profiles.
     """
-    # What this run has measured is newer than any profile.
+    # Measurements of this run are newer than any profile.
     missing = [rank for rank in range(len(workers)) if not steps[rank]]
     found = _matched(missing, workers, known) if missing and known else {}
     profiles = [profile for profile, _ in found.values()]
@@ -130,8 +130,8 @@ def recalled(
 
 
 def _keys(one: WorkerPlace) -> tuple[tuple[object, ...], ...]:
-    """Return what the same worker, a like one on the same host, and a like one elsewhere share."""
-    # Without a fingerprint, a like device cannot be distinguished from another one.
+    """Return the keys for the same worker, a similar one on the same host, and one elsewhere."""
+    # Without a fingerprint, similar devices cannot be recognised.
     if not one.device:
         return ((one.name,),)
     return (one.host, one.device, one.slot), (one.host, one.device), (one.device,)
@@ -144,15 +144,15 @@ def _place(profile: WorkerProfile) -> tuple[object, ...]:
 def _matched(
     missing: list[int], workers: Sequence[WorkerPlace], known: Sequence[WorkerProfile]
 ) -> dict[int, tuple[WorkerProfile, float]]:
-    """Return for ranks a profile that is like them, and the doubt about it; most alike first."""
-    # One that stands for nobody yet comes before others; where all do, that of another worker of
-    # the kind is better than none.
+    """Return a matching profile for each rank, with its uncertainty; best matches first."""
+    # Unused profiles come first; if all are used, one that another worker of the kind has is better
+    # than none.
     found: dict[int, tuple[WorkerProfile, float]] = {}
     used = set[int]()
-    # All workers at one level before the next, so that the very place goes to no mere look-alike.
+    # All workers at one level before the next, so that a weak match never takes an exact place.
     for level, doubt in enumerate(_DOUBT):
         alike: dict[tuple[object, ...], list[int]] = {}
-        for at in range(len(known) - 1, -1, -1):  # so that the first comes off the end first
+        for at in range(len(known) - 1, -1, -1):  # so that `pop` returns the first one first
             keys = _keys(known[at])
             if level < len(keys) and (at not in used or level > 0):
                 alike.setdefault(keys[level], []).append(at)
@@ -167,7 +167,7 @@ def _matched(
 
 
 def _next(there: list[int], used: set[int]) -> int:
-    """Return the next one that stands for nobody, or the last one of them."""
+    """Return the next unused profile, or the last one."""
     while len(there) > 1 and there[-1] in used:
         there.pop()
     return there[-1]

@@ -1,7 +1,7 @@
-"""All policies by name, as `Stride`, the command line and the simulator know them.
+"""All policies by name, for `Stride`, the command line and the simulator.
 
-Start with `adaptive`, the default. `static` has those that never move; the others are published
-policies, a module per paper or family, with their source.
+Start with `adaptive`, the default. `static` has the policies that never move shares. The others are
+published policies, one module per paper or family, with their source.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from evenstride.core.policy import Policy
 from evenstride.core.spec import Spec, numbers, parse_spec, settings_in, spec_text
 from evenstride.errors import ConfigError, UnknownPolicy
 
-# Imported when asked for: a run uses one of them, and pays for the import at every restart.
+# Imported on demand: a run uses one policy, and pays for its import at every restart.
 _PLAIN = {
     "adaptive": "adaptive.Adaptive",
     "dbs": "dbs.Dbs",
@@ -30,12 +30,11 @@ POLICY_NAMES = tuple(sorted([*_PLAIN, "static"]))
 
 
 def policy_from_spec(text: str) -> Policy[Any]:
-    """Return the policy that a specification names.
+    """Return the policy of a specification.
 
-    ``adaptive`` is a policy as it comes, ``static:20,100`` has its shares after the colon, and
+    ``adaptive`` is a policy with its defaults. ``static:20,100`` has its shares after the colon.
     ``dynamic-batching:dead_band=0.1,window=5`` or ``lb-bsp-cpu(predictor=ema)`` change settings
-    by name. `UnknownPolicy` if there is none of that name, `ConfigError` if what follows is not
-    understood.
+    by name. `UnknownPolicy` if no policy has this name, `ConfigError` if the rest is invalid.
 
     >>> policy_from_spec("static:20,100")
     GivenShares(shares=(20, 100))
@@ -53,10 +52,10 @@ def policy_from_spec(text: str) -> Policy[Any]:
 
 
 def spec_of(policy: Policy[Any]) -> str:
-    """Return the text that names a policy: in a trace's header, and compared between ranks.
+    """Return the text that identifies a policy: in a trace's header, and compared between ranks.
 
-    For a policy of this package it is what `policy_from_spec` reads. For one of the user's own it
-    is the class, with its settings if the class is a dataclass.
+    For a policy of this package it is a specification for `policy_from_spec`. For a user's own
+    policy it is the class, with its settings if the class is a dataclass.
 
     >>> spec_of(policy_from_spec("dynamic-batching:window=5"))
     'dynamic-batching:window=5'
@@ -68,7 +67,7 @@ def spec_of(policy: Policy[Any]) -> str:
         return "static" if policy.by == "flops" else f"static:{policy.by}"
     name = next((name for name, place in _PLAIN.items() if _is_at(kind, place)), None)
     if name is None:
-        # Ranks compare this text, and the repr of anything else may show an address.
+        # Ranks compare this text, and the repr of any other object may contain an address.
         settings = repr(policy).partition("(")[1:] if is_dataclass(policy) else ()
         return f"{kind.__module__}.{kind.__qualname__}{''.join(settings)}"
     return spec_text(name, policy, _FORM)
@@ -83,7 +82,7 @@ def is_policy(value: object) -> bool:
 
 
 def _is_at(kind: type[Any], place: str) -> bool:
-    # By name, so that no other policy has to be imported for the comparison.
+    # By name, so that the comparison imports no other policy.
     return f"{kind.__module__}.{kind.__name__}" == f"{__name__}.{place}"
 
 
@@ -102,7 +101,7 @@ def _static(spec: Spec) -> Policy[Any]:
     shares = numbers(spec.argument, int)
     if not shares or min(shares) < 0 or not any(shares):
         raise ConfigError(
-            f"policy {spec.text!r} is not understood; write static (measured FLOP/s), "
-            "static:cores, or the shares themselves in rank order: static:20,100"
+            f"invalid policy {spec.text!r}: expected static (measured FLOP/s), static:cores, or "
+            "the shares in rank order, such as static:20,100"
         )
     return GivenShares(shares)

@@ -1,10 +1,10 @@
-"""Ours: equal finish times under the fitted curves, but only when it pays.
+"""Our policy: equal finish times under the fitted curves, if the change is worth it.
 
-With ``allow_idle`` it also leaves out a worker that holds up the others even with its least share,
-and tries it again (`weigh`). A worker with a share of 0 is a ghost: it still runs one sample
-through both passes, because the gradient's collectives need every rank. So leaving it out takes it
-from its least share to one sample, and no further. That pays where the least share is more than a
-sample, by a ``min_share`` or a quantum; a fixed time is as long as before.
+With ``allow_idle`` it also leaves out a worker that is slowest even with its smallest share, and
+tries it again later (`weigh`). A worker with a share of 0 still runs one ghost sample through both
+passes, because the collectives of the gradient need every rank. So leaving it out reduces its work
+from its smallest share to one sample, and no further. That helps if the smallest share is more than
+one sample, because of ``min_share`` or a quantum. A fixed time stays the same.
 """
 
 from __future__ import annotations
@@ -25,68 +25,70 @@ from evenstride.core.spec import check_settings, within
 from evenstride.core.time_model.observation import Measurements
 from evenstride.core.time_model.pooling import pooled
 
-# Known so well that measuring need not be frequent.
+# Uncertainty below which measurements need not be frequent.
 _SETTLED_DOUBT = 0.02
-# A share that should be larger by this factor tells too little about its worker's speed: what is
-# believed of it, by mistake maybe, would never be corrected.
+# A share that should be larger by this factor says too little about its worker's speed: a wrong
+# estimate would never be corrected.
 _STARVED = 3
-# So doubtful that no move may look worth it.
+# Uncertainty at which no move may look worth it.
 _BLOCKING = 0.10
-# Steps that may each wait for a decision, as is promised of every policy.
+# Number of steps that may each wait for a decision, the maximum for every policy.
 _MOST_OPENING = 8
 
-# A worker is left out if a step gets shorter even should its time be so many standard deviations
-# shorter than believed.
+# A worker is left out if a step gets shorter even if its time is this many standard deviations
+# shorter than estimated.
 _SURE_STD = 2.0
-# It is tried after this many steps, and after twice as many each further time; later if trying
-# it is dear: a trial takes about so many steps, and may cost this part of the steps before it.
+# It is tried after this many steps, and each further time after twice as many. It is tried later if
+# a trial is expensive: a trial takes about this many steps, and may cost this fraction of the steps
+# before it.
 _FEWEST_STEPS, _TRIAL_STEPS, _TRIAL_PART = 64, 8, 0.05
-# A slow spell may last so many steps.
+# Number of steps that a slow spell may last.
 _SPELL_STEPS = 32
-# And at once if a ghost's step takes less than this part of what it took before.
+# It is tried at once if a ghost step takes less than this fraction of its former time.
 _FASTER = 0.7
-# Equally slow workers are left out together, and rounding must not set them apart.
+# Equally slow workers are left out together, and rounding must not separate them.
 _LIMITING = 1.0 - 1e-9
 
 
 @dataclass(frozen=True, slots=True)
 class Adaptive:
-    """Re-split when the expected step is shorter by more than next to nothing.
+    """Split again if that shortens the expected step by more than a small threshold.
 
-    The published rules act on throughput and so under-correct when part of a step does not
-    scale with the share. Here the curves themselves are fitted (`Estimate`), workers of one kind
-    share their evidence (`pooled`), and the exact integer optimum is found (`equal_finish`). It
-    is adopted if the *expected maximum* of the uncertain times is smaller under it, which keeps
-    a split that only noise makes look uneven (`expected_max`).
+    The published rules use throughput. They under-correct if part of a step does not scale with
+    the share. Here the curves themselves are fitted (`Estimate`), workers of one kind share their
+    evidence (`pooled`), and the exact integer optimum is computed (`equal_finish`). It is adopted
+    if it reduces the *expected maximum* of the uncertain times. That keeps a split that looks
+    uneven only because of noise (`expected_max`).
     """
 
-    # Smallest gain worth a change, as a part of the step time. A change costs next to nothing, so
-    # it is small; what keeps noise from moving the split is the expected maximum. (At 2 % a wrong
-    # first step of 1.7 % was kept for good.).
+    # Smallest gain for which to change the split, as a fraction of the step time. It is small
+    # because a change costs almost nothing; the expected maximum keeps noise from moving the split.
+    # (At 2 %, a wrong first step of 1.7 % was kept permanently.)
     min_gain: float = field(default=0.005, metadata=within(float, 0, 1))
-    # Steps at the start that may each wait for a decision.
+    # Number of first steps that may each wait for a decision.
     opening_steps: int = field(default=_MOST_OPENING, metadata=within(int, 0, _MOST_OPENING))
-    # By how many standard deviations of its own noise a worker is to finish early. With workers
-    # whose steps are unequally noisy, 1 makes the steps shorter, as the latest of them counts (3.5
-    # % in ``unequal-noise.yaml``), and their means further apart (6 % there). With 0 the mean times
-    # are evened out.
+    # Number of standard deviations of its own noise by which a worker should finish early. If the
+    # noise of the workers differs, 1 makes the steps shorter, because the latest worker counts (3.5
+    # % in ``unequal-noise.yaml``), and their means less equal (6 % there). 0 balances the mean
+    # times.
     noise_margin: float = field(default=0.0, metadata=within(float, 0, 10))
-    # 1 to leave out a worker that holds up the others even with its least share. As it still runs
-    # one sample, that helps where its ``min_share`` or quantum is larger than that. It is tried
-    # again from time to time (see `weigh`). Of 0, never.
+    # 1 to leave out a worker that is the slowest even with its smallest share. It still runs one
+    # sample, so this helps if its ``min_share`` or quantum is larger than one. It is tried again
+    # from time to time (see `weigh`). 0 to never leave one out.
     allow_idle: int = field(default=0, metadata=within(int, 0, 1))
 
     def __post_init__(self) -> None:
         check_settings("policy adaptive", self)
 
     def init(self, fleet: Fleet) -> tuple[Idle | None, Move]:
-        """Return the split by declared resources, else the equal one: nothing is known yet."""
-        # FLOP/s first, as cores say little about a fleet with GPUs.
+        """Return the split by declared resources, or the equal split: no times are known yet."""
+        # FLOP/s first, because cores say little about a fleet with GPUs.
         declared = split_by("flops", fleet) or split_by("cores", fleet)
         if declared is not None:
-            return None, Move(declared, "opening: by declared resources until measured", False)
-        opening = equal_split(fleet)
-        return None, Move(opening, "opening: equal split until times are measured", False)
+            opening = "opening: split by declared resources until times are measured"
+            return None, Move(declared, opening, False)
+        equal = equal_split(fleet)
+        return None, Move(equal, "opening: equal split until times are measured", False)
 
     def decide(self, state: Idle | None, situation: Situation) -> tuple[Idle | None, Decision]:
         fleet, estimate = situation.fleet, situation.estimate
@@ -111,24 +113,24 @@ class Adaptive:
         now_s = outlook.step_s(now)
         best, best_s = outlook.best_split(now, now_s)
         step_s = now_s + situation.communication_s
-        # A part of the whole step: where communication dominates, a shorter busy time gains little.
+        # A fraction of the whole step: if communication dominates, shorter busy times gain little.
         gain = (now_s - best_s) / step_s
         doubt = best_s / estimate.model.makespan_s(np.maximum(best, 1)) - 1.0
         starved = np.flatnonzero(best > _STARVED * np.maximum(now, 1))
-        # Only where it costs next to nothing: with one sample of many, no step would ever correct
-        # what is believed of the worker.
+        # Only if it costs almost nothing: with one sample of many, no step would ever correct the
+        # worker's estimate.
         if len(starved) and -self.min_gain <= gain <= self.min_gain:
             some = fleet.workers[int(starved[0])].name
-            reason = f"worker {some} gets more, because its speed cannot be told from so little"
+            reason = f"worker {some} gets more, because its share is too small to measure its speed"
             return Move(as_shares(best), reason, settled=False)
         if gain <= self.min_gain:
-            # With curves that are known well, no gain means that the split has been found.
+            # With accurate curves, no gain means that the split has been found.
             trial = outlook.trial(now) if doubt > _BLOCKING else None
             if trial is not None:
                 some = fleet.workers[int(np.argmax(trial - now))].name
-                reason = f"worker {some} finishes early: it gets more, to learn what that takes"
+                reason = f"worker {some} finishes early: it gets more, to measure a larger share"
                 return Move(as_shares(trial), reason, settled=False)
-            reason = f"best split would be {gain:.1%} faster, under {self.min_gain:.1%}"
+            reason = f"the best split would be {gain:.1%} faster, below {self.min_gain:.1%}"
             return Keep(reason, settled=doubt < _SETTLED_DOUBT)
         slowest = fleet.workers[int(np.argmax(estimate.model.at(np.maximum(now, 1))))].name
         reason = (
@@ -140,15 +142,15 @@ class Adaptive:
 
 @dataclass(frozen=True, slots=True)
 class Away:
-    """A worker that is left out, or is being tried."""
+    """A worker that is left out or on trial."""
 
     worker: int  # its rank
     again: int  # step from which on it is tried
-    wait: int  # steps that it was, or is, left out for
-    # Shortest usual time of its steps with a ghost; infinite if there were none.
+    wait: int  # number of steps for which it was, or is, left out
+    # Shortest usual time of its steps with a ghost sample; infinite if there were none.
     ghost_s: float = inf
     faster: bool = False  # whether that has become much shorter, so that it is tried at once
-    trying: bool = False  # whether it has its least share again, to be measured
+    trying: bool = False  # whether it has its smallest share again, to be measured
 
     def seen(self, ghost_s: float) -> Away:
         faster = self.faster or ghost_s < _FASTER * self.ghost_s < inf
@@ -157,21 +159,21 @@ class Away:
 
 @dataclass(frozen=True, slots=True)
 class Idle:
-    """Who is left out, in order of rank; and who may be soon."""
+    """The workers that are left out, in order of rank, and those that may be soon."""
 
-    away: tuple[Away, ...] = ()  # those who are left out or being tried
-    # Ranks that had better be left out, with the step since when that has been so.
+    away: tuple[Away, ...] = ()  # workers that are left out or on trial
+    # Ranks that should be left out, with the step since which that has been so.
     late: tuple[tuple[int, int], ...] = ()
 
     def after(self, situation: Situation) -> Idle:
-        """Return it without those who take part again, with what the ghosts' steps took."""
+        """Return the state without workers that serve again, with new times of ghost steps."""
         now, least = as_array(situation.shares), least_shares(situation.fleet)
-        told, kept = situation.observations, []
+        reports, kept = situation.observations, []
         for one in self.away:
             share = int(now[one.worker])
             if share > (int(least[one.worker]) if one.trying else 0):
                 continue
-            ghosts = told.median_s[(told.worker == one.worker) & (told.share == 0)]
+            ghosts = reports.median_s[(reports.worker == one.worker) & (reports.share == 0)]
             kept.append(one.seen(float(ghosts.min())) if len(ghosts) and not share else one)
         return replace(self, away=tuple(kept))
 
@@ -186,9 +188,10 @@ class Idle:
         return Idle(tuple(tried), self.late)
 
     def still(self, ranks: list[int], step: int) -> tuple[Idle, list[int]]:
-        """Return it with who had better leave at a step, and which of them now do.
+        """Return the state with the ranks to leave out, and those that are left out now.
 
-        These are who has been so for a while, and who is being tried: a slow spell is no reason.
+        A rank is left out after it has been slow for a while, or while it is on trial, because a
+        slow spell passes.
         """
         since = {rank: dict(self.late).get(rank, step) for rank in ranks}
         tried = self.ranks(lambda one: one.trying)
@@ -196,7 +199,7 @@ class Idle:
         return replace(self, late=tuple(sorted(since.items()))), sorted(long)
 
     def leaving(self, ranks: list[int], step: int, slower: float) -> Idle:
-        """Return it with some more; whoever was tried in vain waits twice as long."""
+        """Return the state with more workers; one that failed its trial waits twice as long."""
         least = max(_FEWEST_STEPS, ceil(_TRIAL_STEPS * slower / _TRIAL_PART))
         before = {one.worker: one for one in self.away}
         for rank in ranks:
@@ -215,23 +218,23 @@ def weigh(
     min_gain: float,
     usual: Callable[[StepForecast], Decision],
 ) -> tuple[Idle, Decision]:
-    """Decide who takes part, and then how the others share the batch.
+    """Decide which workers serve, and then how they split the batch.
 
     Cost:
-        Two more splits than the usual decision; a few more, ``O(log W)``, when somebody leaves.
-        A worker that stays hopeless is tried at most ``1 + log2(n / 64)`` times in ``n`` steps,
-        and once more each time its ghost's step takes 30 % less than ever since it left.
+        Two more splits than the usual decision; a few more, ``O(log W)``, when a worker leaves.
+        A worker that stays too slow is tried at most ``1 + log2(n / 64)`` times in ``n`` steps,
+        and once more each time its ghost step takes 30 % less than ever since it left.
     """
     fleet, now = situation.fleet, as_array(situation.shares)
     idle = idle.after(situation)
-    # First of all: until the trial has been measured, a decision would rest on the old curve.
-    untold = _untold(idle, situation.observations)
-    if untold:
-        return idle, Keep(f"{_named(fleet, untold)} is being tried", settled=False)
+    # First of all: until the trial is measured, a decision would use the old curve.
+    unmeasured = _unmeasured(idle, situation.observations)
+    if unmeasured:
+        return idle, Keep(f"{_named(fleet, unmeasured)} is being tried", settled=False)
     out = _mask(fleet, idle.ranks(lambda one: not one.trying))
     if out.any() and not _room(fleet, out):
         # Memory may have narrowed the bounds of the others since.
-        return Idle(), _all_in(outlook, now, "the others cannot hold the batch any more")
+        return Idle(), _all_in(outlook, now, "the others can no longer hold the batch")
     due = [
         one.worker
         for one in idle.away
@@ -240,7 +243,7 @@ def weigh(
     if due:
         return idle.trying(due), _trial(due, now, outlook, out)
     present = replace(outlook, bounds=_bounds(fleet, out))
-    # Only workers that have been slow for a while leave, because a slow spell passes.
+    # Only workers that have been slow for a while are left out, because a slow spell passes.
     idle, ranks = idle.still(_hopeless(situation, present, out), situation.step)
     if ranks and (left := _leaving(situation, present, out, ranks, min_gain)) is not None:
         move, slower = left
@@ -248,15 +251,15 @@ def weigh(
     if out.any():
         now_s = outlook.step_s(now)
         shorter_s = now_s - outlook.best_split(*_start(outlook, now))[1]
-        # Without a trial: if the others become slow, the worker is of use even as slow as it was.
+        # Without a trial: if the others become slow, the worker helps even at its former speed.
         gain = shorter_s / (now_s + situation.communication_s)
         if gain > min_gain:
-            return Idle(), _all_in(outlook, now, f"a step is then {gain:.1%} shorter")
+            return Idle(), _all_in(outlook, now, f"this makes a step {gain:.1%} shorter")
     return idle, _noting(usual(present), fleet, out)
 
 
 def least_shares(fleet: Fleet) -> IntArray:
-    """Return the fewest samples of each worker that takes part, ``(W,)``."""
+    """Return the fewest samples of each serving worker, ``(W,)``."""
     return np.asarray(np.minimum(fleet.lower + -fleet.lower % fleet.quanta, fleet.upper))
 
 
@@ -267,24 +270,24 @@ def _trial(due: list[int], now: IntArray, outlook: StepForecast, out: Mask) -> M
     bounded = replace(outlook, bounds=(lower, np.where(tried, least, upper)))
     split, _ = bounded.best_split(*_start(bounded, now))
     name = _named(fleet, due)
-    return Move(as_shares(split), f"{name} gets its least share, to see how fast it is", False)
+    return Move(as_shares(split), f"{name} gets its smallest share, to measure its speed", False)
 
 
 def _hopeless(situation: Situation, present: StepForecast, out: Mask) -> list[int]:
-    """Return for whom all the others wait although it has its least share; the slowest first."""
-    # Of those whose times with their least share have just been told, these are the ones who take
-    # longest, as many as it takes until somebody else would finish last without them.
+    """Return the workers for which all others wait despite their smallest share, slowest first."""
+    # Candidates have just reported times at their smallest share. The result has as many of the
+    # slowest as needed until another worker would finish last without them.
     fleet, model = situation.fleet, present.estimate.model
     least = least_shares(fleet)
     least_s = model.at(least)
     may = np.flatnonzero(_at_least_share(situation, least) & ~out)
-    # Slowest first, because leaving out a quicker one gains nothing while a slower one stays.
+    # Slowest first, because leaving out a faster one gains nothing while a slower one stays.
     order = may[np.argsort(-least_s[may], kind="stable")]
     low, high = 0, _most_leaving(fleet, out, order)
     while low < high:
         count = (low + high + 1) // 2
         split, _ = _without(present, out, order[: count - 1].tolist())
-        # Would all wait for the last one of these, if it alone stayed?
+        # Would all wait for the last one of these if it alone stayed?
         if least_s[order[count - 1]] >= _LIMITING * model.makespan_s(np.maximum(split, 1)):
             low = count
         else:
@@ -295,25 +298,25 @@ def _hopeless(situation: Situation, present: StepForecast, out: Mask) -> list[in
 def _leaving(
     situation: Situation, present: StepForecast, out: Mask, ranks: list[int], min_gain: float
 ) -> tuple[Move, float] | None:
-    """Return the move that leaves some more out, and how much slower a step is with them."""
-    # Nothing if that gains too little, should they even be faster than believed.
+    """Return the move that leaves out more workers, and how much slower a step is with them."""
+    # ``None`` if that gains too little, even if they are faster than estimated.
     now, least = as_array(situation.shares), least_shares(situation.fleet)
     estimate = present.estimate
     surely_s = estimate.model.at(least) * (1.0 - _SURE_STD * estimate.relative_std(least))
-    # The worker is given the benefit of the doubt: its time may be shorter than believed.
+    # In favour of the worker: its time may be shorter than estimated.
     with_s = min(present.best_split(*_start(present, now))[1], float(surely_s[ranks].max()))
     found, found_s = _without(present, out, ranks)
     gain = (with_s - found_s) / (present.step_s(now) + situation.communication_s)
     if not gain > min_gain:
         return None
     name = _named(situation.fleet, ranks)
-    reason = f"{name} is left out, late even with its least share: a step is {gain:.1%} shorter"
+    reason = f"{name} gets no samples, slow even at its smallest share: step {gain:.1%} shorter"
     return Move(as_shares(found), reason, settled=False), with_s / found_s - 1.0
 
 
 def _all_in(outlook: StepForecast, now: IntArray, why: str) -> Move:
     back, _ = outlook.best_split(*_start(outlook, now))
-    return Move(as_shares(back), f"all workers take part again, as {why}", settled=False)
+    return Move(as_shares(back), f"all workers get samples again, because {why}", settled=False)
 
 
 def _without(present: StepForecast, out: Mask, ranks: list[int]) -> tuple[IntArray, float]:
@@ -324,22 +327,22 @@ def _without(present: StepForecast, out: Mask, ranks: list[int]) -> tuple[IntArr
 
 
 def _start(outlook: StepForecast, now: IntArray) -> tuple[IntArray, float]:
-    """Return the split within an outlook's bounds that is next to another one, and its step."""
+    """Return the nearest split within an outlook's bounds, and its step."""
     lower, upper = outlook.lower, outlook.upper
     if not ((lower <= now) & (now <= upper)).all():
-        # Bounds differ with who is left out, so the split in force may lie outside of them.
+        # Bounds depend on the workers left out, so the split in force may lie outside of them.
         now = apportion(now.astype(np.float64), outlook.fleet.global_batch, lower, upper)
     return now, outlook.step_s(now)
 
 
 def _at_least_share(situation: Situation, least: IntArray) -> Mask:
-    now, told = as_array(situation.shares), situation.observations
-    here = told.modelled & (told.share > 0) & (told.share <= least[told.worker])
-    return np.asarray((now > 0) & (now <= least) & _mask(situation.fleet, told.worker[here]))
+    now, reports = as_array(situation.shares), situation.observations
+    here = reports.modelled & (reports.share > 0) & (reports.share <= least[reports.worker])
+    return np.asarray((now > 0) & (now <= least) & _mask(situation.fleet, reports.worker[here]))
 
 
-def _untold(idle: Idle, told: Measurements) -> list[int]:
-    measured = set(told.worker[told.modelled & (told.share > 0)].tolist())
+def _unmeasured(idle: Idle, reports: Measurements) -> list[int]:
+    measured = set(reports.worker[reports.modelled & (reports.share > 0)].tolist())
     return idle.ranks(lambda one: one.trying and one.worker not in measured)
 
 
@@ -348,7 +351,7 @@ def _room(fleet: Fleet, out: Mask) -> bool:
 
 
 def _most_leaving(fleet: Fleet, out: Mask, order: IntArray) -> int:
-    """Return how many of these, first to last, can leave such that the others hold the batch."""
+    """Return how many of these, first to last, can leave while the others hold the batch."""
     upper = np.where(out, 0, _whole_upper(fleet))
     left = int(upper.sum()) - np.cumsum(upper[order])
     return int(np.count_nonzero(left >= fleet.global_batch))
@@ -372,9 +375,9 @@ def _noting(decision: Decision, fleet: Fleet, out: Mask) -> Decision:
     if not out.any():
         return decision
     name = _named(fleet, np.flatnonzero(out).tolist())
-    return replace(decision, reason=f"{decision.reason}; {name} is left out")
+    return replace(decision, reason=f"{decision.reason}; {name} gets no samples")
 
 
 def _named(fleet: Fleet, ranks: list[int]) -> str:
-    others = f" (and so for {len(ranks) - 1} more)" if len(ranks) > 1 else ""
+    others = f" (and {len(ranks) - 1} more)" if len(ranks) > 1 else ""
     return f"worker {fleet.workers[ranks[0]].name}{others}"

@@ -1,26 +1,26 @@
-"""DBS: once an epoch, shares in proportion to the speeds of the epoch.
+"""DBS: once per epoch, shares in proportion to the speeds of the epoch.
 
 Source:
     Ye et al., "DBS: Dynamic Batch Size for Distributed Deep Neural Network Training", arXiv
-    2007.11831 (and DLB, IEEE TETCI, doi:10.1109/TETCI.2022.3220224). With ``d_i`` the part of
-    the batch that worker ``i`` has and ``t_i`` its training time in the epoch, its waits apart,
+    2007.11831 (and DLB, IEEE TETCI, doi:10.1109/TETCI.2022.3220224). With ``d_i`` the fraction of
+    the batch that worker ``i`` has and ``t_i`` its training time in the epoch without waiting,
     ``d_i' = (d_i / t_i) / sum_j (d_j / t_j)`` and its next batch is ``d_i' B``. The first epoch
-    has equal batches. Rounding: down, then one more for those that are among the ``k`` largest
-    remainders, with ``k`` units missing, and have a remainder of at least 0.5. There is no
-    smoothing, no dead-band and no bound.
+    has equal batches. Rounding: down; then, with ``k`` units missing, one more for each of the
+    ``k`` largest remainders that is at least 0.5. There is no smoothing, no dead-band and no
+    bound.
 
 How we differ:
-    * The batch may come out short by that rounding (the authors renormalise and train on less);
-      here missing units go to the largest remainders left, so the sum is always ``B``.
-    * It decides at the first exchange after an epoch of the training loader. Until then, in an
-      epoch of many minutes too, the split stays. ``epoch_steps`` counts steps instead, and 100
-      steps are an epoch where the data's is not known: with `asp` and `ssp`, under torchft, and
-      in a scenario without ``epoch_samples``.
-    * ``t_i`` is a mean per step instead of a sum over the epoch, which is the same where all
+    * That rounding may leave the batch too small (the authors renormalise and train on less).
+      Here missing units go to the largest remaining remainders, so the sum is always ``B``.
+    * It decides at the first exchange after an epoch of the training loader. Until then the split
+      stays, also in an epoch of many minutes. ``epoch_steps`` counts steps instead. If the data's
+      epoch is not known, 100 steps are an epoch: with `asp` and `ssp`, under torchft, and in a
+      scenario without ``epoch_samples``.
+    * ``t_i`` is a mean per step instead of a sum over the epoch, which is the same if all
       steps count. Steps at an earlier share, the first of a pass and tails do not count.
-    * The bounds of the workers are kept; who lies outside gets the bound.
-    * Weights follow the shares as everywhere in this library. The data set is cut anew with every
-      epoch, as theirs, under ``loader(partition="epoch")`` only.
+    * The bounds of the workers hold; a share outside of them becomes the bound.
+    * Weights follow the shares as everywhere in this library. The data set is partitioned again in
+      every epoch, as theirs, only with ``loader(partition="epoch")``.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ from evenstride.core.time_model.observation import SHORTEST_S
 class Means:
     """Mean step times at the shares in force, one entry per worker in arrays of shape ``(W,)``."""
 
-    total_s: FloatArray  # sum of the times of each
-    steps: IntArray  # how many there are in it
+    total_s: FloatArray  # sum of each worker's times
+    steps: IntArray  # number of times in it
 
     @classmethod
     def none(cls, workers: int) -> Means:
@@ -61,19 +61,19 @@ class Means:
 
     @property
     def mean_s(self) -> FloatArray:
-        """Mean times, 0 for workers without one, ``(W,)``."""
+        """Mean times, 0 for workers without times, ``(W,)``."""
         return np.asarray(self.total_s / np.maximum(self.steps, 1))
 
 
-# Steps that count as an epoch where nothing says how long the data's is.
+# Number of steps that count as an epoch if the length of the data's epoch is not known.
 UNKNOWN_EPOCH_STEPS = 100
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Epoch:
-    """What policies that decide at the end of an epoch remember."""
+    """The state of policies that decide at the end of an epoch."""
 
-    number: int | None  # of the epoch the times belong to; ``None`` before the first time
+    number: int | None  # of the epoch of the times; ``None`` before the first time
     means: Means  # step times in it
 
     @classmethod
@@ -81,18 +81,18 @@ class Epoch:
         return cls(number, Means.none(workers))
 
     def including(self, situation: Situation, epoch_steps: int) -> Epoch:
-        number, told = self.number, situation.observations
-        if number is None and len(told):
-            # The epoch of the first time: the exchange that brings it may come in the next.
-            number = epoch_of(situation, epoch_steps, int(told.first_step.min()))
+        number, reports = self.number, situation.observations
+        if number is None and len(reports):
+            # The epoch of the first time; its exchange may come only in the next epoch.
+            number = epoch_of(situation, epoch_steps, int(reports.first_step.min()))
         return Epoch(number, self.means.including(situation))
 
     def unfinished(self, situation: Situation, epoch_steps: int) -> str | None:
-        """Return why it is too early to decide, or ``None`` when it is time."""
+        """Return why it is too early to decide; ``None`` if it is time."""
         if self.number is None or epoch_of(situation, epoch_steps, situation.step) == self.number:
             if epoch_steps == 0 and situation.epoch is not None:
-                return "the epoch of the data is not over"
-            return f"an epoch of {epoch_steps or UNKNOWN_EPOCH_STEPS} steps is not over"
+                return "the epoch of the data has not ended"
+            return f"an epoch of {epoch_steps or UNKNOWN_EPOCH_STEPS} steps has not ended"
         unseen = (as_array(situation.shares) > 0) & (self.means.steps == 0)
         if unseen.any():
             name = situation.fleet.workers[int(np.argmax(unseen))].name
@@ -104,7 +104,7 @@ class Epoch:
 class Dbs:
     """In proportion to the speeds of the epoch that has just ended."""
 
-    # Steps that count as an epoch; 0 for an epoch of the data.
+    # Number of steps that count as an epoch; 0 for an epoch of the data.
     epoch_steps: int = field(default=0, metadata=within(int))
 
     def __post_init__(self) -> None:
@@ -117,24 +117,24 @@ class Dbs:
         return Epoch.begin(len(fleet)), Move(equal_split(fleet), "equal split for the first epoch")
 
     def decide(self, state: Epoch, situation: Situation) -> tuple[Epoch, Decision]:
-        """Add the new times; at the end of an epoch, split by what it showed."""
+        """Add the new times; at the end of an epoch, split by its speeds."""
         state = state.including(situation, self.epoch_steps)
         too_early = state.unfinished(situation, self.epoch_steps)
         if too_early is not None:
             return state, Keep(too_early)
         now = epoch_of(situation, self.epoch_steps, situation.step)
-        # The times of an epoch count once, whether they lead to a move or not.
+        # The times of an epoch count once, whether or not they lead to a move.
         following = Epoch.begin(len(situation.fleet), now)
         shares = as_array(situation.shares)
         mean_s = np.maximum(state.means.mean_s, SHORTEST_S)
         after = _split(shares / mean_s, situation.fleet)
         if after == situation.shares:
-            return following, Keep("the speeds of the epoch ask for the shares there are")
+            return following, Keep("the speeds of the epoch confirm the current shares")
         return following, Move(after, "in proportion to the speeds of the epoch")
 
 
 def epoch_of(situation: Situation, epoch_steps: int, step: int) -> int:
-    """Return the number of the present epoch of the data, or of the epoch of a step."""
+    """Return the number of the data's current epoch, or of the epoch of a step."""
     if epoch_steps == 0 and situation.epoch is not None:
         return situation.epoch
     return step // (epoch_steps or UNKNOWN_EPOCH_STEPS)
@@ -143,7 +143,7 @@ def epoch_of(situation: Situation, epoch_steps: int, step: int) -> int:
 def _split(speed: FloatArray, fleet: Fleet) -> Shares:
     literal = published_rounding(speed * (fleet.global_batch / speed.sum()), fleet.global_batch)
     inside = ((fleet.lower <= literal) & (literal <= fleet.upper)).all()
-    # As published where that is possible; otherwise units would be missing or bounds broken.
+    # As published if possible; otherwise units would be missing or bounds violated.
     if inside and int(literal.sum()) == fleet.global_batch:
         return as_shares(literal)
     return as_shares(apportion(speed, fleet.global_batch, fleet.lower, fleet.upper))
@@ -158,7 +158,7 @@ def published_rounding(ideal: FloatArray, total: int) -> IntArray:
     >>> published_rounding(np.array([10.4, 10.3, 10.3]), 31).tolist()
     [10, 10, 10]
     """
-    # A batch that is whole but for rounding must not lose a sample.
+    # A batch that is an integer except for rounding must not lose a sample.
     batches = np.floor(ideal + 1e-9).astype(np.int64)
     remainder = ideal - batches
     missing = max(0, total - int(batches.sum()))

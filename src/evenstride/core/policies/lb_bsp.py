@@ -1,7 +1,7 @@
-"""LB-BSP, both kinds: by predicted speeds on CPU clusters, by leader and straggler on GPU clusters.
+"""LB-BSP: by predicted speeds on CPU clusters, by leader and straggler on GPU clusters.
 
-On CPUs (`LbBspCpu`) time is taken to be linear in the batch; on GPUs (`LbBspGpu`) it is not. Each
-class has its source, and how we differ.
+On CPUs (`LbBspCpu`) time is assumed to be linear in the batch; on GPUs (`LbBspGpu`) it is not. Each
+class states its source and how we differ.
 """
 
 from __future__ import annotations
@@ -21,44 +21,44 @@ from evenstride.core.predictors import PREDICTOR_NAMES, predictor_named
 from evenstride.core.spec import check_settings, one_of, within
 from evenstride.core.time_model.observation import SHORTEST_S
 
-# What even and odd ranks get in each split of the profile, in equal shares.
+# Shares of even and odd ranks in each split of the profile, in equal shares.
 _PROFILE = ((1.0, 1.0), (0.5, 1.5), (1.5, 0.5), (0.25, 1.75), (1.75, 0.25))
-_LEAST_RISE = 0.02  # of a curve, as a part of its mean time per sample
-_NOBODY = -1
+_LEAST_RISE = 0.02  # of a curve, as a fraction of its mean time per sample
+_NONE = -1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Predicted:
-    """What is remembered."""
+    """The state of the policy."""
 
     predictor: Any  # the predictor's own state
-    loads: FloatArray  # processor and memory load as last told, nan if never, ``(2, W)``
+    loads: FloatArray  # latest reported processor and memory load, NaN if never, ``(2, W)``
 
 
 @dataclass(frozen=True, slots=True)
 class LbBspCpu:
-    """In proportion to predicted speeds, whenever they are told anything new.
+    """In proportion to predicted speeds, whenever new ones are reported.
 
     Source:
         Chen et al., "Semi-Dynamic Load Balancing: Efficient Distributed Learning in Non-Dedicated
         Environments", SoCC 2020, doi:10.1145/3419111.3421299. Only the speed ``v_i`` of the coming
-        iteration is unknown; it is predicted from past speeds and past and current CPU and memory
-        use by a NARX network, and ``x_i = X v_i / sum v`` of a batch ``X``, at every iteration.
+        iteration is unknown. A NARX network predicts it from past speeds and past and current CPU
+        and memory use, and ``x_i = X v_i / sum v`` of a batch ``X``, at every iteration.
         There is no dead-band: only rounding keeps noise from moving the split.
 
     How we differ:
-        * Workers report at an exchange, which may tell of several steps. The predictor is told of
-          each of them in order, and at most one change follows. It takes effect some steps later
-          than those that were told; the prediction is for the step after these.
+        * Workers report at an exchange, which may contain several steps. The predictor learns each
+          of them in order, and at most one change follows. The change takes effect some steps
+          after the reported ones; the prediction is for the step directly after them.
         * In training the shares then stay for 4 to 512 steps, up to 5 s, until the next exchange.
-          The prediction of one step ahead stays in force as long. The simulator exchanges after
+          The prediction of one step ahead stays in force that long. The simulator exchanges after
           each step.
-        * The newest loads known are those of the last observation, not of the moment in which the
-          next iteration begins. Unknown loads (not a number) are left to the predictor.
-        * Any share tells the speed, as time is linear for this policy; so steps at an earlier share
-          are learned from as well.
-        * ``last``, ``ema`` and ``ar`` stand behind the same seam, as the paper compares with such.
-          The network's size and training are ours (`evenstride.core.predictors`).
+        * The newest known loads are those of the last observation, not of the moment in which the
+          next iteration begins. Unknown loads (NaN) are left to the predictor.
+        * Any share shows the speed, because time is linear for this policy. So it also learns from
+          steps at an earlier share.
+        * ``last``, ``ema`` and ``ar`` have the same interface, because the paper compares with
+          such predictors. The network's size and training are ours (`evenstride.core.predictors`).
         * Rounding is by largest remainder, within the bounds of the workers.
     """
 
@@ -70,10 +70,10 @@ class LbBspCpu:
 
     @property
     def predicts_from_loads(self) -> bool:
-        """Whether the workers should tell how busy their machines are."""
+        """Whether the workers should report the load of their machines."""
         return self.predictor == "narx"
 
-    # The paper's controller has no opening phase.
+    # The paper's controller has no opening.
     opening_steps: ClassVar[int] = 0
 
     def init(self, fleet: Fleet) -> tuple[Predicted, Move]:
@@ -84,16 +84,16 @@ class LbBspCpu:
         )
 
     def decide(self, state: Predicted, situation: Situation) -> tuple[Predicted, Decision]:
-        """Tell the predictor of every new step, then split by what it predicts."""
+        """Teach the predictor every new step, then split by its prediction."""
         predictor, fleet = predictor_named(self.predictor), situation.fleet
         remembered, loads = state.predictor, state.loads.copy()
-        told = situation.observations
-        seen = told.only(told.modelled & told.sound & (told.share > 0))
+        reports = situation.observations
+        seen = reports.only(reports.modelled & reports.sound & (reports.share > 0))
         for here, at in seen.step_by_step():
-            # Speeds must be finite, whatever a clock says.
+            # Speeds must be finite, whatever the clock returns.
             speed = seen.share[here] / np.maximum(seen.busy_s[at], SHORTEST_S)
             worker = seen.worker[here]
-            # An observation's loads were read at its end: none of its steps was predicted by them.
+            # An observation's loads were read at its end, so they predicted none of its steps.
             remembered = predictor.learn(remembered, worker, speed, state.loads[:, worker])
             loads[:, worker] = seen.loads[:, here]
         state = Predicted(remembered, loads)
@@ -103,31 +103,31 @@ class LbBspCpu:
         if missing.any():
             name = fleet.workers[int(np.argmax(missing))].name
             return state, Keep(f"no step of worker {name} has been measured yet")
-        # Only workers without a share can be unknown here; they get their least.
+        # Only workers without a share can be unknown here; they get their smallest share.
         weights = np.where(unknown, 0.0, speed)
         after = as_shares(apportion(weights, fleet.global_batch, fleet.lower, fleet.upper))
         if after == situation.shares:
-            return state, Keep("the predicted speeds ask for the shares there are")
+            return state, Keep("the predicted speeds confirm the current shares")
         return state, Move(after, f"in proportion to the speeds predicted by {self.predictor}")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Stepping:
-    """What the version of 2020 remembers."""
+    """The state of the 2020 version."""
 
     means: Means  # step times since the last move
-    step: int  # samples that the next move takes
+    step: int  # samples of the next move
     window: int  # steps of every worker before it
-    giver: int = _NOBODY  # rank that gave in the last move, -1 before the first
-    taker: int = _NOBODY  # rank that received
+    giver: int = _NONE  # rank that gave samples in the last move, -1 before the first
+    taker: int = _NONE  # rank that received them
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CurvePoints:
-    """What the version of 2018 remembers: the points of the curves found so far."""
+    """The state of the 2018 version: the points of the curves found so far."""
 
-    means: Means  # step times in the present split of the profile
-    shares: IntArray  # in the splits before, ``(n, W)``
+    means: Means  # step times in the current split of the profile
+    shares: IntArray  # in the previous splits, ``(n, W)``
     times_s: FloatArray  # mean times at them, ``(n, W)``
 
 
@@ -137,39 +137,39 @@ class LbBspGpu:
 
     Source:
         Chen et al., LB-BSP. ``version=2020`` is section 3.3 of "Semi-Dynamic Load Balancing", SoCC
-        2020, doi:10.1145/3419111.3421299, online and without a model: over a window of iterations
-        find the leader, the fastest worker that still has room, and the straggler, the slowest;
-        move a step of the batch from the straggler to the leader; when a part goes back the way it
-        came, halve the step and widen the window. ``version=2018`` is their poster (SoCC 2018;
-        arXiv 1806.02508v1): a piecewise linear relation of time to batch is profiled for every
-        worker, and the batches with the least longest time are chosen from it,
+        2020, doi:10.1145/3419111.3421299, online and without a model. Over a window of iterations
+        it finds the leader, the fastest worker that still has room, and the straggler, the slowest.
+        It moves a step of the batch from the straggler to the leader. When samples go back the way
+        they came, it halves the step and widens the window. ``version=2018`` is their poster (SoCC
+        2018; arXiv 1806.02508v1): a piecewise linear relation of time to batch is profiled for
+        every worker, and the batches with the least longest time are chosen from it,
         ``min max_i t_i(x_i)``.
 
     How we differ:
-        * The text of 2020 was available to us in notes only, without its constants: the first step
-          is half an equal share, the first window 5 steps; one is halved, the other doubled up to
-          20, which did best in our scenarios. "Goes back" is: the straggler is the worker that
-          received last, or the leader is the one that gave last. A step never falls under one
-          sample. Neither ever recovers, so a late change of speed is followed slowly.
-        * The straggler gives no more than down to its lower bound; if it is there already, or no
-          one has room, nothing is moved.
-        * 2018: the authors profile every device by itself before the training. A policy has no
-          other means than shares, so the profile is taken in the first steps of the training, in
-          five splits in which neighbouring ranks get more and less by turns; these steps are as
-          unbalanced as the splits are. Outside the shares profiled a curve follows the line through
-          its outermost points, and it rises everywhere by at least a little, so that noise cannot
-          make it fall. After that the split is fixed, as in the poster: changes are not followed.
+        * The text of 2020 was available to us in notes only, without its constants. The first step
+          is half an equal share and the first window is 5 steps. The step is halved and the window
+          doubled up to 20, which did best in our scenarios. "Goes back" means that the straggler
+          received last, or that the leader gave last. A step never falls below one sample. Neither
+          ever recovers, so a late change of speed is followed slowly.
+        * The straggler gives samples only down to its lower bound. If it is there already, or no
+          worker has room, nothing moves.
+        * 2018: the authors profile every device by itself before training. A policy can only set
+          shares, so the profile is taken in the first steps of training, in five splits in which
+          neighbouring ranks get more and less in turn. These steps are as unbalanced as the splits
+          are. Outside the profiled shares a curve follows the line through its outermost points,
+          and it rises everywhere by at least a little, so that noise cannot make it fall. After
+          that the split is fixed, as in the poster: changes are not followed.
         * Steps at an earlier share do not count.
         * In training it acts at exchanges, every 4 to 512 steps. A window counts the steps since
-          the last move and ends at the first exchange after it, so it may be longer than asked.
+          the last move and ends at the first exchange after it, so it may be longer than set.
     """
 
     version: int = field(default=2020, metadata=one_of(2018, 2020))  # 2020 or 2018
     # Steps of every worker before the first move (2020).
     window: int = field(default=5, metadata=within(int, 1))
-    # Where the window stops growing (2020).
+    # Largest window (2020).
     most_window: int = field(default=20, metadata=within(int, 1))
-    # Samples of the first move, as a part of an equal share (2020).
+    # Samples of the first move, as a fraction of an equal share (2020).
     first_step: float = field(default=0.5, metadata=within(float))
     # Steps of every worker in each split of the profile (2018).
     profile_steps: int = field(default=5, metadata=within(int, 1))
@@ -208,11 +208,11 @@ class LbBspGpu:
             weights, total = shares.astype(np.float64), fleet.global_batch
             inside = apportion(weights, total, fleet.lower, fleet.upper)
             fresh = replace(state, means=Means.none(len(fleet)))
-            return fresh, Move(as_shares(inside), "every worker within its bounds")
+            return fresh, Move(as_shares(inside), "shares moved back within the bounds")
         leader, straggler = _leader_and_straggler(state.means.mean_s, shares, fleet)
-        fresh = replace(state, means=Means.none(len(fleet)))  # a window tells of itself alone
+        fresh = replace(state, means=Means.none(len(fleet)))  # each window starts empty
         if leader == straggler:
-            return fresh, Keep("no worker with room is faster than the slowest")
+            return fresh, Keep("no worker with room is faster than the slowest one")
         names = fleet.workers[straggler].name, fleet.workers[leader].name
         room = shares[straggler] - fleet.lower[straggler], fleet.upper[leader] - shares[leader]
         if min(room) == 0:
@@ -231,7 +231,7 @@ class LbBspGpu:
         fleet, shares = situation.fleet, as_array(situation.shares)
         count, fewest = len(fleet), int(state.means.steps[shares > 0].min())
         if len(state.shares) == len(_PROFILE):
-            return state, Keep("the split that the profile asks for is fixed")
+            return state, Keep("the split from the profile is fixed")
         if fewest < self.profile_steps:
             seen = f"{fewest} of {self.profile_steps} steps of this split measured"
             return state, Keep(f"profile: {seen}", settled=False)
@@ -252,7 +252,7 @@ class LbBspGpu:
 
 
 def _leader_and_straggler(mean_s: FloatArray, shares: IntArray, fleet: Fleet) -> tuple[int, int]:
-    """Return the fastest worker with room and the slowest; the same one if none is faster."""
+    """Return the fastest worker with room and the slowest; the same one if no other is faster."""
     straggler = int(np.argmax(mean_s))
     with_room_s = np.where(shares < fleet.upper, mean_s, np.inf)
     leader = int(np.argmin(with_room_s))
@@ -264,15 +264,15 @@ class PiecewiseCurves:
     """Piecewise linear step times of ``W`` workers; a `StepTimes`."""
 
     share: FloatArray  # where the pieces meet, ascending, ``(K, W)``
-    # The times there, not descending, and rising wherever the share does, ``(K, W)``.
+    # The times there, not descending, and rising wherever the share rises, ``(K, W)``.
     time_s: FloatArray
 
     @classmethod
     def through(cls, shares: IntArray, times_s: FloatArray, most: int) -> PiecewiseCurves:
         """Return the curves through some points each, ``(n, W)``, for shares up to ``most``.
 
-        Points at the same share count as their mean. Beyond the points a curve goes on along
-        the line through its outermost two, or through the origin if there is but one.
+        Points at the same share count as their mean. Beyond the points a curve follows the line
+        through its outermost two, or through the origin if there is only one.
         """
         order = np.argsort(shares, axis=0, kind="stable")
         b = np.take_along_axis(shares, order, axis=0).astype(np.float64)
@@ -285,12 +285,13 @@ class PiecewiseCurves:
             np.where(span > 0, span, b[-1]), 1.0
         )
         line = np.maximum(line, least)
-        # One more than any share, so that `at` may be asked for the share above the most.
+        # One more than any share, because `at` may get the share above the largest.
         far = np.full_like(least, most + 1.0)
         share = np.concatenate([0 * far[None], b, far[None]])
         ends = np.maximum(t[0] - line * b[0], 0.0), t[-1] + line * (far - b[-1])
         time_s = np.concatenate([ends[0][None], t, ends[1][None]])
-        # Noise can make a later point lower. Less the least rise, the highest so far replaces it.
+        # Noise can make a later point lower. Without the least rise, the highest value so far
+        # replaces it.
         rising = np.maximum.accumulate(time_s - least * share, axis=0)
         return cls(share, rising + least * share)
 
@@ -301,10 +302,10 @@ class PiecewiseCurves:
         return np.asarray(t + (shares - b) * ((t_next - t) / (b_next - b)))
 
     def capacity(self, deadline_s: float) -> IntArray:
-        """Return the largest share of each worker that ends by the deadline; 0 if none does."""
+        """Return the largest share of each worker that ends by the deadline; 0 if no share does."""
         low = np.clip((self.time_s <= deadline_s).sum(axis=0) - 1, 0, len(self.share) - 2)
         (b, b_next), (t, t_next) = _piece(self.share, low), _piece(self.time_s, low)
-        rise = np.where(t_next > t, t_next - t, 1.0)  # none between two points at a share of 0
+        rise = np.where(t_next > t, t_next - t, 1.0)  # no rise between two points at a share of 0
         exact = b + (deadline_s - t) * ((b_next - b) / rise)
         share = np.clip(np.floor(exact), 0, 2**53).astype(np.int64)
         # Rounding may be one sample off; comparing with `at` makes it exact for those times.

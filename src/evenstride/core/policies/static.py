@@ -1,14 +1,14 @@
-"""A split set once: equal, by declared resources, or given outright.
+"""A split that never changes: equal, by declared resources, or given.
 
 Source:
     The open loop of Dynamic Batching (Tyagi & Sharma, ACSOS 2020, arXiv 2305.12213):
     ``b_k = B X_k / sum X`` with ``X`` the number of cores on CPU clusters and the peak
-    half-precision FLOP/s where GPUs take part. We measure a matrix product instead of reading
-    data sheets, in the dtype in use: that of autocast if `Stride` is created inside it, else
+    half-precision FLOP/s on clusters with GPUs. We measure a matrix product instead of reading
+    data sheets, in the dtype in use: that of autocast if `Stride` is created inside it, otherwise
     torch's default. Bounds hold; rounding is by largest remainder.
 
 How we differ:
-    * The resource is named in the policy: ``static`` is FLOP/s on CPU clusters too, and
+    * The policy names the resource: ``static`` is FLOP/s on CPU clusters too, and
       ``static:cores`` is the paper's rule for them. `dynamic-batching` chooses as the paper does.
 """
 
@@ -26,9 +26,9 @@ from evenstride.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Uniform:
-    """Equal shares, apart from a remainder and from bounds: what every mainstream stack does."""
+    """Equal shares, except for a remainder and for bounds, as in plain DDP."""
 
-    # There is nothing to find out.
+    # No search is needed.
     opening_steps: ClassVar[int] = 0
 
     def init(self, fleet: Fleet) -> tuple[None, Move]:
@@ -49,7 +49,7 @@ class Static:
     opening_steps: ClassVar[int] = 0
 
     def init(self, fleet: Fleet) -> tuple[None, Move]:
-        """Return the split by the resource; `ConfigError` if that of some worker is not known."""
+        """Return the split by the resource; `ConfigError` if a worker's is not known."""
         shares = split_by(self.by, fleet)
         if shares is None:
             raise ConfigError(_not_known(self.by, fleet))
@@ -70,26 +70,26 @@ class GivenShares:
     opening_steps: ClassVar[int] = 0
 
     def check_workers(self, workers: int) -> None:
-        """Raise `ConfigError` unless there is a share for each worker."""
+        """Raise `ConfigError` unless each worker has a share."""
         if len(self.shares) != workers:
             raise ConfigError(
-                f"policy static gives {len(self.shares)} shares, but there are {workers} "
-                "workers; give one share per worker, in rank order"
+                f"policy static has {len(self.shares)} shares, but the run has {workers} workers; "
+                "give one share per worker, in rank order"
             )
 
     def init(self, fleet: Fleet) -> tuple[None, Move]:
-        """Return the given split; `ConfigError` if it fits not batch, workers and bounds."""
+        """Return the given split; `ConfigError` if it does not match batch, workers and bounds."""
         self.check_workers(len(fleet))
         if sum(self.shares) != fleet.global_batch:
             raise ConfigError(
-                f"policy static gives shares that sum to {sum(self.shares)}, but the global "
-                f"batch is {fleet.global_batch}; change one or the other"
+                f"policy static has shares that sum to {sum(self.shares)}, but the global batch "
+                f"is {fleet.global_batch}; change one of them"
             )
         for share, worker, low, high in zip(
             self.shares, fleet.workers, fleet.lower, fleet.upper, strict=True
         ):
-            # A share of 0 is a deliberate choice that bounds do not speak about: the worker
-            # then trains on nothing and only takes part in the collectives.
+            # A share of 0 is a deliberate choice to which bounds do not apply: the worker
+            # trains nothing and only takes part in the collectives.
             if share and not low <= share <= high:
                 raise ConfigError(
                     f"policy static gives worker {worker.name} {share} samples, outside its "
@@ -108,7 +108,7 @@ def is_fixed(policy: object) -> bool:
 
 
 def _not_known(resource: Resource, fleet: Fleet) -> str:
-    """Return what is wrong where some worker has none of a resource, and what would do."""
+    """Return the message for a worker without a known resource, with alternatives."""
     name, field, other = (
         ("static:cores", "", "static:flops")
         if resource == "cores"
@@ -116,8 +116,8 @@ def _not_known(resource: Resource, fleet: Fleet) -> str:
     )
     without = fleet.workers[known_of(resource, fleet).index(None)].name
     instead: Resource = "flops" if resource == "cores" else "cores"
-    served = f"{other} (known of all), " if None not in known_of(instead, fleet) else ""
+    served = f"{other} (known for all), " if None not in known_of(instead, fleet) else ""
     return (
-        f"policy {name} needs the {resource} of every worker{field}, and worker {without} has "
-        f"none; use {served}static:A,B,... with the shares themselves, or policy adaptive"
+        f"policy {name} needs the {resource} of every worker{field}, but that of worker {without} "
+        f"is not known; use {served}static:A,B,... with the shares, or policy adaptive"
     )

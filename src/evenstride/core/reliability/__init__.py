@@ -1,4 +1,4 @@
-"""How long machines live, and how often to save because of it.
+"""Lifetimes of machines, and the checkpoint interval that follows from them.
 
 Start with `checkpoint_interval`. Planner, simulator and `Checkpointer` share it.
 """

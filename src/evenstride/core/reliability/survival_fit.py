@@ -1,10 +1,10 @@
-"""How long transient machines live: models, fitted to what was recorded of them.
+"""Models of the lifetimes of transient machines, fitted to recordings.
 
-A record of lives is cut on both sides. Machines that are still there when it ends are *censored*:
-all that is known is that they live longer. And who is looked at every few minutes dies somewhere
-in between, so a death is an interval rather than a moment. Likelihoods here are probabilities of
-those intervals. That is what makes the fit of a bathtub well posed, too: its density can be made
-as high as one likes at the oldest death (by an ever sharper end), a probability cannot.
+A recording of lives is cut on both sides. Machines that still run when it ends are *censored*: it
+is only known that they live longer. A machine that is observed every few minutes ends somewhere in
+between, so a death is an interval rather than a moment. Likelihoods here are probabilities of those
+intervals. That also makes the fit of a bathtub well posed: its density can become arbitrarily high
+at the oldest death (by an ever sharper end), but a probability cannot.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ from evenstride.core.reliability.lifetimes import (
 )
 from evenstride.errors import ConfigError
 
-_FEWEST_DEATHS = 10  # for three parameters or four
-_CLEARLY = 2.0  # units of AIC below which two models are as good as each other
+_FEWEST_DEATHS = 10  # for three or four parameters
+_CLEARLY = 2.0  # difference of AIC below which two models count as equally good
 _KEPT_STARTS = 3
 _FEW_STEPS, _MANY_STEPS = 120, 500  # of the simplex
 _FIRST_WIDTH = 0.5  # of the simplex
-_LATE = 3.0  # times tau2: when the late phase begins at the soonest
-_WIDEST = 100.0  # times the oldest age: no time constant is longer
+_LATE = 3.0  # earliest start of the late phase, in units of tau2
+_WIDEST = 100.0  # longest time constant, in units of the oldest age
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Lives:
-    """What was recorded of ``n`` machines' lives.
+    """The recorded lives of ``n`` machines.
 
     Args:
         age_s: the age at which each was lost, or last seen, ``(n,)``, at least 0.
-        lost: whether it was lost; of the others it is only known that they live longer, ``(n,)``.
-        resolution_s: how exactly ages of loss are known: half of it to either side. Above 0.
+        lost: whether it was lost; the others are only known to live longer, ``(n,)``.
+        resolution_s: resolution of the ages of loss, half of it to either side. Above 0.
 
     Raises:
-        ConfigError: there is none, or a value is outside its range.
+        ConfigError: there are no machines, or a value is outside its range.
     """
 
     age_s: FloatArray
@@ -55,29 +55,30 @@ class Lives:
         ages, width_s = self.age_s, self.resolution_s
         if not len(ages) or len(ages) != len(self.lost) or not (ages >= 0.0).all():
             raise ConfigError(
-                f"{len(ages)} ages and {len(self.lost)} ends of machines: there must be at least "
-                "one, as many of both, and no age below 0; leave out who was never seen"
+                f"invalid lives with {len(ages)} ages and {len(self.lost)} ends: expected at least "
+                "one machine, as many ends as ages, and no age below 0; leave out machines that "
+                "were never seen"
             )
         if not 0.0 < width_s < inf or not (ages[self.lost] >= 0.5 * width_s).all():
             raise ConfigError(
-                f"ages of loss with a resolution of {width_s} s: it must be above 0, and half of "
-                "it no longer than the shortest life; give the time between two looks"
+                f"invalid resolution of {width_s} s for ages of loss: it must be above 0 s, and "
+                "half of it at most the shortest life; give the time between two observations"
             )
 
     @property
     def deaths(self) -> int:
-        """How many were lost."""
+        """Number of lost machines."""
         return int(np.count_nonzero(self.lost))
 
 
 @dataclass(frozen=True, slots=True)
 class FittedLifetime:
-    """A model with the parameters that fit best.
+    """A model with its best-fitting parameters.
 
     Args:
         lifetime: the model.
-        parameters: how many were fitted.
-        log_likelihood: logarithm of the probability of what was recorded.
+        parameters: number of fitted parameters.
+        log_likelihood: logarithm of the probability of the recording.
         distance: largest difference to the Kaplan-Meier curve, 0 to 1 (Kolmogorov-Smirnov).
     """
 
@@ -88,17 +89,17 @@ class FittedLifetime:
 
     @property
     def aic(self) -> float:
-        """Akaike's criterion; the lower, the better the model is worth its parameters."""
+        """Akaike's criterion; lower is better."""
         return 2.0 * self.parameters - 2.0 * self.log_likelihood
 
 
 @dataclass(frozen=True, slots=True)
 class ChosenModel:
-    """Which model of lifetimes to use.
+    """The model of lifetimes to use.
 
     Args:
-        fit: of the model that is chosen.
-        others: of those that are not, as far as they could be fitted.
+        fit: of the chosen model.
+        others: of the other models, if they could be fitted.
         reason: one plain sentence.
     """
 
@@ -108,10 +109,9 @@ class ChosenModel:
 
 
 def kaplan_meier(lives: Lives) -> tuple[FloatArray, FloatArray]:
-    """Return the ages in seconds at which machines were lost, ascending, and the part left after.
+    """Return the ages in seconds of losses, ascending, and the fraction left after each.
 
-    Who was last seen at the age at which another was lost was at risk then.
-
+    A machine last seen at the age at which another was lost was at risk then.
     Source:
         Kaplan and Meier, "Nonparametric estimation from incomplete observations", JASA 1958,
         doi:10.1080/01621459.1958.10501452.
@@ -127,7 +127,7 @@ def kaplan_meier(lives: Lives) -> tuple[FloatArray, FloatArray]:
 
 
 def log_likelihood(lifetime: Lifetime, lives: Lives) -> float:
-    """Return the logarithm of the probability of what was recorded; minus infinity if it is 0."""
+    """Return the logarithm of the probability of the recording; minus infinity if it is 0."""
     ages, half_s = lives.age_s[lives.lost], 0.5 * lives.resolution_s
     lost = lifetime.survival(ages - half_s) - lifetime.survival(ages + half_s)
     left = lifetime.survival(lives.age_s[~lives.lost])
@@ -138,7 +138,7 @@ def log_likelihood(lifetime: Lifetime, lives: Lives) -> float:
 def distance(lifetime: Lifetime, lives: Lives) -> float:
     """Return the largest difference between a model and the Kaplan-Meier curve, 0 to 1.
 
-    It is looked for where the curve is known, at both ends of each interval of a loss.
+    It is evaluated where the curve is known, at both ends of each interval of a loss.
     """
     ages, after = kaplan_meier(lives)
     if not len(ages):
@@ -150,27 +150,27 @@ def distance(lifetime: Lifetime, lives: Lives) -> float:
 
 
 def fit_exponential(lives: Lives) -> FittedLifetime:
-    """Return the constant rate under which the record is most likely.
+    """Return the constant rate under which the recording is most likely.
 
-    With ``n`` losses that are known to ``r`` seconds and ``T`` seconds of machines altogether the
-    rate is ``(2 / r) atanh(n r / 2 T)``; for exact ages that is ``n / T``.
+    With ``n`` losses known to ``r`` seconds and ``T`` seconds of machine time, the
+    rate is ``(2 / r) atanh(n r / 2 T)``; for exact ages it is ``n / T``.
 
     Raises:
         ConfigError: no machine was lost, so any rate is too high.
     """
     if not lives.deaths:
         raise ConfigError(
-            f"no rate of loss can be fitted to {len(lives.age_s)} machines of which none was "
-            "lost; record for longer, or use the estimate with a prior (`Saving`)"
+            f"cannot fit a rate of loss to {len(lives.age_s)} machines: none of them was lost; "
+            "record for longer, or use an estimate with a prior (`Saving`)"
         )
     half_s, total_s = 0.5 * lives.resolution_s, float(lives.age_s.sum())
-    # All gone within one interval: any rate is too low then, and this one leaves one in a million.
+    # If all end within one interval, any rate is too low; this one leaves one in a million.
     part = min(lives.deaths * half_s / total_s, 1.0 - 1e-6)
     return _judged(Exponential(half_s / atanh(part)), 1, lives)
 
 
 def fit_two_rates(lives: Lives) -> FittedLifetime:
-    """Return the mixture of two rates under which the record is most likely.
+    """Return the mixture of two rates under which the recording is most likely.
 
     Args:
         lives: at least ten of them lost.
@@ -179,14 +179,14 @@ def fit_two_rates(lives: Lives) -> FittedLifetime:
         ConfigError: fewer were lost.
 
     Cost:
-        some hundred looks at the record; a tenth of a second for a thousand lives.
+        Some hundred evaluations of the recording; 0.1 s for a thousand lives.
     """
     _check_enough(lives, "two rates")
     mean_s = float(fit_exponential(lives).lifetime.mean_left_s(0.0))
     least = log(0.1 * lives.resolution_s / mean_s)
 
     def mixture(point: FloatArray) -> TwoRates | None:
-        """Return that of (logit of the part, logs of the short life and of how much longer)."""
+        """Return the mixture at (logit of the fraction, logs of short life and excess ratio)."""
         if abs(point[0]) > 15.0 or point[1] < least or np.abs(point[1:]).max() > 15.0:
             return None
         short_s, times = mean_s * exp(point[1]), 1.0 + exp(point[2])
@@ -198,35 +198,34 @@ def fit_two_rates(lives: Lives) -> FittedLifetime:
 
     starts = [np.array([at, log(early), log(5.0)]) for at in (-1.0, 1.0) for early in (0.1, 0.5)]
     ends = [lowest(unlikely, start, _MANY_STEPS) for start in starts]
-    # Once more from the best end: a simplex may shrink before it has come to the lowest point.
+    # Again from the best end: a simplex may shrink before it reaches the minimum.
     best = mixture(lowest(unlikely, min(ends, key=unlikely), _MANY_STEPS))
     assert best is not None, "the starts are within the bounds"
     return _judged(best, 3, lives)
 
 
 def fit_bathtub(lives: Lives, max_life_s: float = inf) -> FittedLifetime:
-    """Return the bathtub under which the record is most likely.
+    """Return the bathtub under which the recording is most likely.
 
-    From 18 fixed starts the curve is brought close to that of Kaplan and Meier, by least squares,
-    and from the best three of these to the highest likelihood, each time
-    by a simplex search. Nothing is drawn at random.
+    From 18 fixed starts, the curve is fitted to that of Kaplan and Meier by least squares. From the
+    best three of these, the likelihood is maximised. Both use a simplex search; nothing is random.
 
     Args:
         lives: at least ten of them lost.
-        max_life_s: the provider's limit in seconds, where there is one.
+        max_life_s: the provider's limit in seconds, if it has one.
 
     Raises:
         ConfigError: fewer were lost, or one was older than the limit allows.
 
     Cost:
-        some thousand looks at the record; half a second for a thousand lives.
+        Some thousand evaluations of the recording; 0.5 s for a thousand lives.
     """
     oldest_s = float(lives.age_s.max())
     _check_enough(lives, "a bathtub")
     if oldest_s - 0.5 * lives.resolution_s >= max_life_s:
         raise ConfigError(
-            f"a machine of {oldest_s:.0f} s cannot live {max_life_s:.0f} s at most; raise "
-            "max_life_s, or set it to infinity where the provider has no limit"
+            f"a machine reached an age of {oldest_s:.0f} s, above the limit of {max_life_s:.0f} s; "
+            "raise max_life_s, or set it to infinity if the provider has no limit"
         )
     ages, left = kaplan_meier(lives)
 
@@ -252,20 +251,19 @@ def fit_bathtub(lives: Lives, max_life_s: float = inf) -> FittedLifetime:
 def _check_enough(lives: Lives, what: str) -> None:
     if lives.deaths < _FEWEST_DEATHS:
         raise ConfigError(
-            f"{what} cannot be fitted to {lives.deaths} losses: it takes at least "
-            f"{_FEWEST_DEATHS}; record for longer, or fit a constant rate"
+            f"cannot fit {what} to {lives.deaths} losses: expected at least {_FEWEST_DEATHS}; "
+            "record for longer, or fit a constant rate"
         )
 
 
 def choose(lives: Lives, max_life_s: float = inf) -> ChosenModel:
-    """Return the model of lifetimes that the record speaks for.
+    """Return the model of lifetimes that fits the recording best.
 
-    That is the one with the lowest criterion of Akaike; but a simpler one stands unless it is two
-    above that at least.
+    It is the simplest model whose Akaike criterion is less than two above the lowest one.
 
     Args:
         lives: at least one of them lost.
-        max_life_s: the provider's limit in seconds, where there is one.
+        max_life_s: the provider's limit in seconds, if it has one.
 
     Raises:
         ConfigError: none was lost, or one was older than the limit allows.
@@ -276,11 +274,11 @@ def choose(lives: Lives, max_life_s: float = inf) -> ChosenModel:
     """
     plain = fit_exponential(lives)
     if lives.deaths < _FEWEST_DEATHS:
-        few = f"{lives.deaths} losses are too few to see whether it changes with age"
+        few = f"{lives.deaths} losses are too few to detect a change with age"
         return ChosenModel(plain, (), f"{_named(plain)}: {few}")
     fits = (plain, fit_two_rates(lives), fit_bathtub(lives, max_life_s))
     least = min(fit.aic for fit in fits)
-    # The models are in order of their parameters, so the first that is good enough is the simplest.
+    # The models are in order of their parameters, so the first that is good enough is simplest.
     fit = next(fit for fit in fits if fit.aic < least + _CLEARLY)
     others = tuple(other for other in fits if other is not fit)
     against = " and ".join(f"{other.aic:.0f} for {_kind(other)}" for other in others)
@@ -292,7 +290,7 @@ def _judged(
     lifetime: Exponential | TwoRates | Bathtub, parameters: int, lives: Lives
 ) -> FittedLifetime:
     likely, far = log_likelihood(lifetime, lives), distance(lifetime, lives)
-    assert isfinite(likely), "a model that was fitted allows for what it was fitted to"
+    assert isfinite(likely), "a fitted model allows for its data"
     return FittedLifetime(lifetime, parameters, likely, far)
 
 
@@ -314,11 +312,10 @@ def _kind(fit: FittedLifetime) -> str:
 
 
 def lowest(function: Callable[[FloatArray], float], start: FloatArray, steps: int) -> FloatArray:
-    """Return where a function is lowest, by a simplex search from a point at which it is finite.
+    """Return the minimum of a function, by a simplex search from a point at which it is finite.
 
-    It is infinite where it must not be looked for. The search stops after so many steps, if it has
-    not come to rest before.
-
+    The function is infinite outside the search region. The search stops after ``steps`` steps, or
+    earlier if it converges.
     Source:
         Nelder and Mead, "A simplex method for function minimization", The Computer Journal 1965,
         doi:10.1093/comjnl/7.4.308.
@@ -344,7 +341,7 @@ def _replace_worst(
     middle: FloatArray,
     away: FloatArray,
 ) -> None:
-    """Reflect the worst corner, stretch or shrink it, or draw all towards the best; in place."""
+    """Reflect the worst corner, stretch or shrink it, or shrink all towards the best; in place."""
     reflected = function(middle + away)
     if reflected < values[0]:
         stretched = function(middle + 2.0 * away)
@@ -364,7 +361,7 @@ def _replace_worst(
 
 
 def search_starts() -> list[FloatArray]:
-    """Return points of (logit of a, logs of tau1, of tau2 and of what the end is beyond)."""
+    """Return points of (logit of a; logs of tau1, tau2 and the distance of the end)."""
     return [
         np.array([log(a / (1.0 - a)), log(early), log(late), log(beyond)])
         for a in (0.25, 0.5, 0.9)
@@ -376,15 +373,15 @@ def search_starts() -> list[FloatArray]:
 def searched(
     point: FloatArray, oldest_s: float, resolution_s: float, max_life_s: float
 ) -> Bathtub | None:
-    """Return the bathtub at a point, in units of the oldest age; nothing beyond the bounds.
+    """Return the bathtub at a point, in units of the oldest age; ``None`` outside the bounds.
 
-    The search goes over where the curve ends rather than over ``b``, so that it never ends before
-    the oldest machine did. And ``b`` is three times ``tau2`` at least: with a late phase from the
-    start on it would be no bathtub, but any smooth curve.
+    The search varies the end of the curve rather than ``b``, so the curve never ends before the
+    oldest machine. ``b`` is at least three times ``tau2``: with a late phase from the start, the
+    curve would not be a bathtub but any smooth curve.
     """
     # Time constants far below the resolution cannot be distinguished.
     least = log(0.1 * resolution_s / oldest_s)
-    # Beyond a logit of 15, a part is 0 or 1 but for three in ten million.
+    # Beyond a logit of 15, a fraction is 0 or 1 within three in ten million.
     if not (np.abs(point[0]) < 15.0 and -15.0 < point[3] < log(_WIDEST)):
         return None
     if not all(least < value < log(_WIDEST) for value in point[1:3]):

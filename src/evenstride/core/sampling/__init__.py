@@ -1,4 +1,4 @@
-"""Which samples make up which batch: the order of an epoch, and its partition over workers.
+"""Which samples form which batch: the order of an epoch, and its partition over workers.
 
-Start with `partition`. Every rank computes the same answer from the position alone.
+Start with `partition`. Every rank computes the same result from the position alone.
 """

@@ -1,4 +1,4 @@
-"""What of an epoch a rank trains next: one batch as it was drawn, and who reads which shard."""
+"""The next samples of a rank: one drawn batch, and the assignment of shards to workers."""
 
 from __future__ import annotations
 
@@ -11,45 +11,44 @@ from evenstride.core.arrays import IntArray, Shares
 from evenstride.core.sampling.permutation import Permutation
 
 Stretch = tuple[int, int]
-"""Samples of one shard in a row: the first one, and the one after the last."""
+"""Consecutive samples of one shard: the first one, and the one after the last."""
 
 
 class Draw(NamedTuple):
-    """One (micro-)batch on its way to the training loop; made for every step, hence a tuple."""
+    """One (micro-)batch on its way to the training loop; a tuple, because every step makes one."""
 
-    step: int  # global index of its step
-    window: int  # samples of the whole step over all ranks
-    share: int  # samples of this rank in the step; 0 for a ghost
-    samples: int  # samples in this micro-batch that count; 0 for a ghost
-    first: bool  # first micro-batch of this rank in the step
-    last: bool  # last one; its backward pass synchronises
-    # What is left of the shards after its step, for data in shards.
+    step: int  # global index of its step.
+    window: int  # samples of the whole step over all ranks.
+    share: int  # samples of this rank in the step; 0 for a ghost sample.
+    samples: int  # samples in this micro-batch that count; 0 for a ghost sample.
+    first: bool  # first micro-batch of this rank in the step.
+    last: bool  # last one; its backward pass synchronises.
+    # State of the shards after its step, for sequential data sets.
     dealing: ShardAssignment | None = None
-    # The share that it was to be, where workers do not keep step; at the end of an epoch there may
-    # be fewer samples.
+    # The intended share without lockstep; at the end of an epoch there may be fewer samples.
     claimed: int = 0
-    # Samples of this rank in the step that count, where workers keep step; other than the share
-    # where shares are dealt out by cost.
+    # Samples of this rank in the step that count, with lockstep; they differ from the share if
+    # batches are split by cost.
     trained: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ShardAssignment:
-    """Who reads what of an epoch in shards: for each worker, what is left of those it has begun.
+    """Assigns the shards of an epoch to workers; holds what is left of the shards in progress.
 
-    For data that can be read in a row only (files of records, streams): a worker reads the shard it
-    has until that is used up, and takes the next one of the epoch's order then. When none is left,
-    it takes the second half of what another worker still has. All ranks know the shares of every
-    step, so all know who reads what without asking each other. So every sample is trained once per
-    epoch, every step has its full global batch, and no worker is done before the others; which
-    samples make up a step depends on the split.
+    For sequential data sets (record files, streams). A worker reads its current shard to the end
+    and then takes the next one in the epoch's order. When no shard is left, it takes the second
+    half of what another worker still has. All ranks know the shares of every step, so they compute
+    the same assignment without communication. Every sample is trained once per epoch, every step
+    has its full global batch, and no worker finishes before the others. Which samples form a step
+    depends on the split.
 
-    Samples are numbered over all shards in a row. A worker whose data is loaded by several
-    processes has a *lane* for each, with a shard of its own, and its steps take turns on them.
+    Samples are numbered over all shards in order. A worker with several loader processes has a
+    *lane* for each, with its own shard, and its steps alternate between the lanes.
 
     Source:
-        Own. Halving what a busy worker has left is the usual rule of work stealing (Blumofe &
-        Leiserson, J. ACM 46(5), 1999, is the analysis of its random form, not used here).
+        Own. Taking half of what a busy worker has left is the usual rule of work stealing (Blumofe
+        & Leiserson, J. ACM 46(5), 1999, analyse its random form, which is not used here).
 
     >>> dealing = ShardAssignment.of((6, 4), lanes=(1, 1), seed=0, epoch=0, shuffle=False)
     >>> dealing, indices = dealing.step(0, (3, 1), worker=0)
@@ -59,14 +58,14 @@ class ShardAssignment:
     [3, 4, 5, 9]
     """
 
-    ends: IntArray  # int64 ``(S,)``, the number after each shard's last sample
-    order: IntArray  # int64 ``(S,)``, the order in which the epoch begins the shards
-    lanes: IntArray  # int64 ``(W,)``, how many each worker has
+    ends: IntArray  # int64 ``(S,)``, the number after each shard's last sample.
+    order: IntArray  # int64 ``(S,)``, the order in which the epoch starts the shards.
+    lanes: IntArray  # int64 ``(W,)``, number of lanes of each worker.
     # Int64 ``(W, L)``, the next sample on each lane; ``L`` is the largest number of lanes.
     low: IntArray
-    high: IntArray  # int64 ``(W, L)``, the end of what is left there
-    rest: tuple[Stretch, ...] = ()  # what an earlier run had begun; dealt out before any new shard
-    begun: int = 0  # shards dealt out so far
+    high: IntArray  # int64 ``(W, L)``, the end of the samples left there
+    rest: tuple[Stretch, ...] = ()  # left by an earlier run; assigned before any new shard
+    begun: int = 0  # number of shards assigned so far
 
     @classmethod
     def of(
@@ -80,9 +79,9 @@ class ShardAssignment:
         return cls(ends, order, np.asarray(lanes, dtype=np.int64), nothing, nothing)
 
     def step(self, step: int, shares: Shares, worker: int) -> tuple[ShardAssignment, IntArray]:
-        """Return what is left after a step, and which samples a worker trains in it, ``(n,)``.
+        """Return the assignment after a step, and a worker's samples in the step, ``(n,)``.
 
-        For a worker without a share there is one index, -1: it takes part with any sample. Cost:
+        A worker without a share gets one index, -1: it takes part with any sample. Cost:
         O(W), and for each shard that ends O(1), or O(W L) once no new one is left.
         """
         rows, lanes = np.arange(len(self.lanes)), step % self.lanes
@@ -92,7 +91,7 @@ class ShardAssignment:
         table.low[rows, lanes] += taken
         mine: list[Stretch] = [(int(here[worker]), int(here[worker] + taken[worker]))]
         missing = wanted - taken
-        # In order of rank, so that every rank deals out the same shards without asking.
+        # In order of rank, so that every rank computes the same assignment without communication.
         for short in np.flatnonzero(missing).tolist():
             read = table.read((short, int(lanes[short])), int(missing[short]))
             if short == worker:
@@ -102,7 +101,7 @@ class ShardAssignment:
         return table.closed(), np.array([-1])
 
     def save(self) -> dict[str, Any]:
-        """Return the position as plain values: what is left of every shard that was begun."""
+        """Return the position as plain values: what is left of every shard in progress."""
         rows = zip(self.low.tolist(), self.high.tolist(), self.lanes.tolist(), strict=True)
         return {
             "begun": self.begun,
@@ -111,9 +110,10 @@ class ShardAssignment:
         }
 
     def restored(self, saved: dict[str, Any]) -> ShardAssignment:
-        """Return a saved position in this epoch, for the workers and lanes there are now.
+        """Return a saved position in this epoch, for the current workers and lanes.
 
-        With as many of them each goes on where it was; otherwise what they had is dealt anew.
+        With the same number of them, each continues its shards; otherwise the shards in progress
+        are assigned again.
         """
         lanes = [[_stretch_of(pair) for pair in mine] for mine in saved["open"]]
         table = _Table(self)
@@ -129,7 +129,7 @@ class ShardAssignment:
 
 
 class _Table:
-    """A dealing while it changes."""
+    """A `ShardAssignment` under construction."""
 
     def __init__(self, before: ShardAssignment) -> None:
         self._before = before
@@ -137,7 +137,7 @@ class _Table:
         self.rest, self.begun = list(before.rest), before.begun
 
     def read(self, lane: tuple[int, int], samples: int) -> list[Stretch]:
-        """Begin as many stretches on a lane as it takes to read some samples."""
+        """Start as many stretches on a lane as needed to read some samples."""
         read: list[Stretch] = []
         while samples:
             first, end = self._next(samples)
@@ -149,15 +149,15 @@ class _Table:
         return read
 
     def _next(self, samples: int) -> Stretch:
-        """Return what to begin next: what an earlier run left, a shard, or a part of another's."""
-        # That is the second half of what is left there, or as much as is wanted at once.
+        """Return the next stretch: from an earlier run, a shard, or part of another lane's."""
+        # The last is the second half of what is left there, or as much as is wanted at once.
         if self.rest:
             return self.rest.pop(0)
         if self.begun < len(self._before.order):
             shard = int(self._before.order[self.begun])
             self.begun += 1
             return int(self._before.ends[shard - 1]) if shard else 0, int(self._before.ends[shard])
-        # Halving the longest one leaves both most to read in a row; of equals, the lower rank's.
+        # Halving the longest one keeps reads sequential; among equals, the lower rank's.
         left = self.high - self.low
         longest = np.unravel_index(int(left.argmax()), left.shape)
         assert left[longest] > 0, "a step has no more samples than are left"

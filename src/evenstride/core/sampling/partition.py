@@ -1,9 +1,9 @@
 """From the position in an epoch to every worker's samples, each position exactly once.
 
-An epoch is a sequence of positions ``0 .. length - 1`` in an order that depends on the seed
-and the epoch alone. A step takes the next ``B`` positions as its *window*; the shares cut the
-window into contiguous pieces in rank order. Position in the data is therefore one number, and
-the set of samples of a step does not depend on who trains which of them.
+An epoch is a sequence of positions ``0 .. length - 1`` in an order that depends only on the seed
+and the epoch. A step takes the next ``B`` positions as its *window*; the shares split the
+window into contiguous ranges in rank order. The position in the data is therefore one number, and
+the set of samples of a step does not depend on which worker trains which of them.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from evenstride.core.sampling.permutation import Permutation
 
 @dataclass(frozen=True, slots=True)
 class EpochCursor:
-    """How far an epoch has been committed."""
+    """The committed position in an epoch."""
 
     length: int  # samples in the data set
     global_batch: int  # samples per step
     drop_last: bool = False  # whether the last, incomplete global batch is left out
-    position: int = 0  # samples committed so far
+    position: int = 0  # number of committed samples
 
     @property
     def end(self) -> int:
@@ -52,9 +52,9 @@ class EpochCursor:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """One worker's part of one step."""
+    """The samples of one worker in one step."""
 
-    positions: range  # epoch positions it trains on; a ghost's single position belongs to another
+    positions: range  # its epoch positions; a ghost sample's position belongs to another worker
     # The worker has share 0 and gets one sample of weight 0, because it must still take part in the
     # collectives.
     ghost: bool = False
@@ -67,9 +67,9 @@ class Piece:
 def step_shares(shares: Shares, window_size: int) -> Shares:
     """Return the shares of a step whose window may be shorter than a full global batch.
 
-    The tail of an epoch scales the current shares down by largest remainder; every worker that
-    has a share keeps at least one sample while the window has enough of them. Quanta do not count
-    here: a tail is short, and in multiples of large quanta most workers would be left out of it.
+    The tail of an epoch scales the current shares down by largest remainder. Every worker with
+    a share keeps at least one sample while the window has enough of them. Quanta are ignored
+    here: a tail is short, and multiples of large quanta would leave most workers without samples.
 
     >>> step_shares((20, 100), 120), step_shares((20, 100), 13), step_shares((20, 100), 1)
     ((20, 100), (2, 11), (0, 1))
@@ -84,7 +84,7 @@ def step_shares(shares: Shares, window_size: int) -> Shares:
 
 
 def cut(window: range, shares: Shares) -> tuple[Piece, ...]:
-    """Return each worker's piece of the window, in rank order; the shares sum to its size.
+    """Return each worker's range of the window, in rank order; the shares sum to its size.
 
     >>> [p.positions for p in cut(range(10, 15), (2, 3))]
     [range(10, 12), range(12, 15)]
@@ -103,17 +103,17 @@ def cut(window: range, shares: Shares) -> tuple[Piece, ...]:
 
 
 def cut_by_cost(window: range, shares: Shares, costs: FloatArray) -> tuple[Piece, ...]:
-    """Return each worker's piece of the window, of a cost in proportion to its share.
+    """Return each worker's range of the window, with a cost in proportion to its share.
 
-    Pieces are consecutive, in rank order, as those of `cut`. Each end is where the costs of the
-    positions before it come nearest to the shares before it; every worker that has a share gets a
-    sample, so the window has as many positions at least.
+    Ranges are consecutive and in rank order, as those of `cut`. Each ends where the cumulative cost
+    is nearest to the cumulative share. Every worker with a share gets a sample, so the window must
+    have at least as many positions.
 
     >>> [len(p.positions) for p in cut_by_cost(range(6), (1, 1), np.array([5.0, 1, 1, 1, 1, 1]))]
     [1, 5]
     """
     given = np.asarray(shares, dtype=np.int64)
-    # A sample belongs to the side on which its middle lies, which is the nearest cut.
+    # A sample belongs to the side on which its middle lies, which is the nearest boundary.
     middles = np.cumsum(costs) - costs / 2
     wanted = np.cumsum(given) / given.sum() * costs.sum()
     ends = np.searchsorted(middles, wanted)
@@ -121,7 +121,7 @@ def cut_by_cost(window: range, shares: Shares, costs: FloatArray) -> tuple[Piece
     ends[-1] = len(window)
     present = (given > 0).astype(np.int64)
     before = np.cumsum(present)
-    # Ends less the workers up to there must not fall, nor leave too few for those who come after.
+    # Ends minus the workers up to there must not fall, nor leave too few for later workers.
     ends = np.maximum.accumulate(np.maximum(ends - before, 0)) + before
     ends = np.minimum(ends, len(window) - (before[-1] - before))
     starts = np.concatenate([[0], ends[:-1]])
@@ -132,16 +132,16 @@ def cut_by_cost(window: range, shares: Shares, costs: FloatArray) -> tuple[Piece
 
 
 def micro_batches_by_cost(positions: range, costs: FloatArray, at_most: float) -> tuple[range, ...]:
-    """Return ``positions`` as consecutive pieces that cost at most ``at_most`` each.
+    """Return ``positions`` as consecutive micro-batches that cost at most ``at_most`` each.
 
-    A sample that costs more than that is a piece of its own. As few pieces as that allows.
+    A sample that costs more is a micro-batch of its own. The result has as few as possible.
 
     >>> micro_batches_by_cost(range(5), np.array([4.0, 3, 3, 9, 2]), 7)
     (range(0, 2), range(2, 3), range(3, 4), range(4, 5))
     """
     ends, spent = list[int](), 0.0
     for place, cost in enumerate(costs.tolist()):
-        # A first sample that is too dear alone must not leave an empty piece before it.
+        # A first sample above the limit must not leave an empty micro-batch before it.
         if place and spent + cost > at_most:
             ends.append(place)
             spent = 0.0
@@ -150,10 +150,10 @@ def micro_batches_by_cost(positions: range, costs: FloatArray, at_most: float) -
 
 
 def micro_batches(positions: range, at_most: int | None) -> tuple[range, ...]:
-    """Return ``positions`` as the fewest pieces of at most ``at_most``, as equal as possible.
+    """Return ``positions`` as the fewest micro-batches of at most ``at_most``, of similar size.
 
-    Equal pieces rather than full ones and a rest: no piece is so small that its fixed cost
-    dominates, and the peak memory is lower.
+    Similar sizes rather than full ones and a remainder: no micro-batch is so small that its fixed
+    cost dominates, and the peak memory is lower.
 
     >>> micro_batches(range(0, 70), 32)
     (range(0, 24), range(24, 47), range(47, 70))
@@ -171,10 +171,10 @@ def _even_pieces(positions: range, at_most: int) -> Iterator[range]:
 
 
 def whole_micro_batches(positions: range, size: int) -> tuple[range, ...]:
-    """Return ``positions`` as pieces of exactly ``size``, and what is left as a smaller last one.
+    """Return ``positions`` as micro-batches of exactly ``size``, with a smaller last one.
 
-    Equal shapes from step to step cost no new compilation and no new memory; a share that is a
-    multiple of ``size`` has no rest. At least one piece, which is empty if there are no positions.
+    Equal shapes from step to step need no new compilation and no new memory. A share that is a
+    multiple of ``size`` has no remainder. Without positions, the result is one empty range.
 
     >>> whole_micro_batches(range(0, 70), 32)
     (range(0, 32), range(32, 64), range(64, 70))
@@ -183,10 +183,10 @@ def whole_micro_batches(positions: range, size: int) -> tuple[range, ...]:
 
 
 def even_windows(length: int, at_most: int) -> Iterator[range]:
-    """Yield windows for an evaluation pass: every position once, none padded.
+    """Yield windows for an evaluation pass: every position once, without padding.
 
-    All windows differ by at most one in size, so the last is not a stub. With ``at_most`` at
-    least twice the number of workers, and one sample per worker in the data set, each window
+    Window sizes differ by at most one, so the last is not much smaller. If ``at_most`` is at
+    least twice the number of workers, and the data set has a sample per worker, each window
     has a sample for every worker, and all ranks run the same number of forward passes.
 
     >>> [len(w) for w in even_windows(10, 4)]
@@ -197,17 +197,17 @@ def even_windows(length: int, at_most: int) -> Iterator[range]:
 
 @dataclass(frozen=True)
 class EpochParts:
-    """An epoch in which every worker keeps to a contiguous part of the data set: who reads what.
+    """An epoch in which every worker reads only a contiguous part of the data set.
 
-    For data on local disks: a worker reads one stretch of the data set per epoch instead of samples
-    from all over it. The parts are cut anew at the start of each epoch, in proportion to the
-    shares, so that they move little while speeds do; within an epoch shares stay as they are, so
-    that all parts end with the same step.
+    For data on local disks: a worker reads one range of the data set per epoch instead of samples
+    from all over it. Each epoch starts with a new partition, in proportion to the shares, so the
+    parts move little while speeds stay the same. Within an epoch the shares stay fixed, so all
+    parts end with the same step.
 
     Source:
-        Ye et al., DBS, arXiv 2007.11831: parts in proportion to the speeds, re-cut every epoch.
-        The authors cut one permutation of the data set that is made once; here the data set
-        itself is cut, and each part shuffled in every epoch.
+        Ye et al., DBS, arXiv 2007.11831: parts in proportion to the speeds, split again every
+        epoch. The authors split one permutation of the data set that is made once. Here the data
+        set itself is split, and each part is shuffled in every epoch.
 
     >>> parts = EpochParts(length=10, global_batch=4, shares=(1, 3), seed=0, epoch=0, shuffle=False)
     >>> parts.bounds
@@ -216,12 +216,12 @@ class EpochParts:
     [[3, 4, 5], [6, 7, 8]]
     """
 
-    length: int  # samples in the data set
-    global_batch: int  # samples per step
-    shares: Shares  # of every full step, per worker; they sum to the global batch
-    seed: int  # of the order within the parts
-    epoch: int  # likewise
-    shuffle: bool = True  # whether a part is read in random order; false keeps the data set's own
+    length: int  # samples in the data set.
+    global_batch: int  # samples per step.
+    shares: Shares  # of every full step, per worker; they sum to the global batch.
+    seed: int  # of the order within the parts.
+    epoch: int  # likewise.
+    shuffle: bool = True  # whether a part is read in random order, not in the data set's.
 
     @property
     def full_steps(self) -> int:
@@ -229,31 +229,31 @@ class EpochParts:
 
     @cached_property
     def tail(self) -> Shares:
-        """Samples of each worker in the last, short step; zeros if there is none."""
+        """Samples of each worker in the last, short step; zeros if the last step is full."""
         left = self.length % self.global_batch
         return step_shares(self.shares, left) if left else (0,) * len(self.shares)
 
     @cached_property
     def bounds(self) -> tuple[int, ...]:
-        """Where the parts begin and end in the data set, ``W + 1`` indices."""
+        """Boundaries of the parts in the data set, ``W + 1`` indices."""
         sizes = [n * self.full_steps + k for n, k in zip(self.shares, self.tail, strict=True)]
         return (0, *np.cumsum(sizes).tolist())
 
     def indices(self, worker: int, positions: IntArray) -> IntArray:
-        """Return which samples of the data set a worker trains at positions of the epoch, ``(n,)``.
+        """Return the data set indices that a worker trains at positions of the epoch, ``(n,)``.
 
-        A worker without a share in a step is given a position of another's; it gets a sample of its
-        own part, or some sample if that is empty.
+        A worker without a share in a step gets a position of another worker. It trains a sample of
+        its own part, or any sample if that is empty.
         """
         start, stop = self.bounds[worker], self.bounds[worker + 1]
         if start == stop:
-            # An empty part at the end of the data set begins behind the last sample.
+            # An empty part at the end of the data set begins after the last sample.
             return np.full(len(positions), min(start, self.length - 1))
         step, offset = np.divmod(positions, self.global_batch)
         before = np.where(
             step < self.full_steps, sum(self.shares[:worker]), sum(self.tail[:worker])
         )
-        # A ghost asks for a position of another worker, which may lie outside of its part.
+        # A ghost sample has a position of another worker, which may lie outside of its part.
         within = np.clip(step * self.shares[worker] + offset - before, 0, stop - start - 1)
         if self.shuffle:
             return start + self._order(worker).at(within)
@@ -261,5 +261,5 @@ class EpochParts:
 
     def _order(self, worker: int) -> Permutation:
         start, stop = self.bounds[worker], self.bounds[worker + 1]
-        # Of its own, as parts of equal length would have the same order otherwise.
+        # With its own seed, because parts of equal length would have the same order otherwise.
         return Permutation(stop - start, self.seed + (worker + 1) * 0x9E3779B97F4A7C15, self.epoch)

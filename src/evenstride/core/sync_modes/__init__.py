@@ -1,6 +1,6 @@
-"""The modes of synchronisation (``bsp``, ``asp``, ``local-sgd``, ...): their texts and their rules.
+"""The modes of synchronisation (``bsp``, ``asp``, ``local-sgd``, ...): their texts and rules.
 
-Start with `mode_specs`. What carries a mode out is in `runtime.synchronisation`.
+Start with `mode_specs`. The package `runtime.synchronisation` implements the modes.
 """
 
 from __future__ import annotations

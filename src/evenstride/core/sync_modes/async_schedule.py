@@ -1,34 +1,34 @@
-"""Who trains which samples next, and who may begin, where workers do not keep step.
+"""Which worker trains which samples next, and which may begin, without lockstep.
 
 These are the rules of ``asp`` and ``ssp``. The simulator and the first parameter server both follow
-them; they add only the time at which something happens, and the answers to workers that wait.
+them. They add only the time of each event, and the responses to waiting workers.
 
-*Samples.* Where all workers take a step together, the position in the data is one number. Where
-each takes its own, it is not: a worker may still train an early piece when later ones are done, and
-may be lost with it. So `WorkQueue` keeps for every worker what it has been given and has not
-trained yet. Whatever a lost worker had is given again, before anything new.
+*Samples.* If all workers take a step together, the position in the data is one number. If each
+takes its own steps, it is not: a worker may still train an early piece when later ones are done,
+and may be lost with it. So `WorkQueue` keeps for every worker the samples that it has received and
+not trained yet. The samples of a lost worker are assigned again, before any new ones.
 
-*Clocks.* A worker's clock is the number of updates it has made. With bounded staleness ``s`` a
+*Clocks.* A worker's clock is the number of its updates. With bounded staleness ``s`` a
 worker may begin its next update while its clock is at most ``s`` above that of the slowest worker
-that is still there. From this follow, for any speeds:
+that takes part. The following holds for any speeds:
 
-- whoever is making an update is at most ``s`` ahead of the slowest, and whoever has made one at
-  most ``s + 1``;
-- the slowest may always begin, so that never all wait;
-- while an update is made, each other worker ends at most ``2 s + 1``: it was at most ``s`` behind
-  at the begin, and is at most ``s + 1`` ahead at the end. So the *staleness* of an update is at
+- a worker that is making an update is at most ``s`` ahead of the slowest, and one that has made it
+  at most ``s + 1``;
+- the slowest may always begin, so all workers never wait at the same time;
+- during one update, each other worker ends at most ``2 s + 1`` updates: it was at most ``s`` behind
+  at the beginning, and is at most ``s + 1`` ahead at the end. So the *staleness* of an update is at
   most ``(W - 1)(2 s + 1)`` with ``W`` workers.
 
-*Staleness* is the number of updates that were applied between a worker's pull of the weights and
-its push of an update, without its own: the version of the weights just before the push is applied,
-less the version that was pulled, where a version counts the updates applied. A worker has one
-update under way at a time, so none of those in between is its own.
+*Staleness* is the number of updates applied between a worker's pull of the weights and its push of
+an update, without its own. A version counts the applied updates. So the staleness is the version
+just before the push is applied, minus the pulled version. A worker makes one update at a time, so
+none of those in between is its own.
 
 Source:
     Ho et al., "More effective distributed ML via a stale synchronous parallel parameter server",
-    NIPS 2013. Not verified: its abstract and reviews were read, not its text. As others tell it,
+    NIPS 2013. Not verified: only its abstract and reviews were read. Secondary sources say that
     the fastest is at most ``s`` clocks ahead of the slowest, which holds here for workers that
-    compute. There workers may read from caches that are older than the servers; here weights come
+    compute. There, workers may read from caches older than the servers; here, weights come
     from the servers before each update.
 """
 
@@ -40,18 +40,17 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 Piece = tuple[range, ...]
-"""Positions given at once, in stretches: what one update trains."""
+"""Positions assigned at once, in stretches: the samples of one update."""
 
-_CELLS = 16  # staleness 0 to 15 each; what is above has one together
+_CELLS = 16  # cells for staleness 0 to 15; larger values share one cell
 
 
 @dataclass(frozen=True, slots=True)
 class WorkQueue:
-    """One epoch's positions, handed out each exactly once: which are given, and which are trained.
+    """One epoch's positions, each assigned exactly once: those in progress and those trained.
 
-    Each method costs O(W), and as many steps as the worker concerned has pieces, or there are
-    stretches that have come back. Nothing depends on the samples. `ValueError` if there is no such
-    worker.
+    Each method costs O(W), plus one step for each piece of the worker and each returned stretch. It
+    does not depend on the number of samples. `ValueError` for an unknown worker.
 
     >>> handout, mine = WorkQueue.of(end=10, workers=2).give(0, 4)
     >>> handout, yours = handout.give(1, 3)
@@ -63,18 +62,17 @@ class WorkQueue:
     """
 
     end: int  # positions of the epoch, ``0 .. end - 1``.
-    pieces: tuple[tuple[Piece, ...], ...]  # what each worker has in hand, oldest first
-    begun: int = 0  # positions below this one have been given before, at least once
-    # Positions that were given, came back untrained, and have not been given again: ascending, with
-    # gaps in between.
+    pieces: tuple[tuple[Piece, ...], ...]  # pieces in progress of each worker, oldest first
+    begun: int = 0  # positions below this one have been assigned at least once
+    # Positions that came back untrained and have not been assigned again: ascending, with gaps.
     returned: Piece = ()
 
     @classmethod
     def of(cls, end: int, workers: int) -> WorkQueue:
         if end < 0 or workers < 1:
             raise ValueError(
-                f"{end} positions for {workers} workers: at least 0 for at least 1; count the "
-                "samples of the epoch and those who train them"
+                f"invalid queue of {end} positions for {workers} workers: expected at least 0 "
+                "positions and at least 1 worker"
             )
         return cls(end, ((),) * workers)
 
@@ -84,12 +82,12 @@ class WorkQueue:
 
     @property
     def out(self) -> int:
-        """Positions given and not trained yet."""
+        """Positions assigned and not trained yet."""
         return sum(_count(piece) for pieces in self.pieces for piece in pieces)
 
     @property
     def position(self) -> int:
-        """Positions trained; not the first ones in general."""
+        """Number of positions trained; they need not be the first ones."""
         return self.end - self.left - self.out
 
     @property
@@ -97,13 +95,13 @@ class WorkQueue:
         return not self.left and not self.out
 
     def give(self, worker: int, samples: int) -> tuple[WorkQueue, Piece]:
-        """Return the handout after a worker was given a piece, and the piece, which may be empty.
+        """Return the queue after a worker received a piece, and the piece, which may be empty.
 
-        It has at most so many samples: those that came back first, then new ones.
+        It has at most ``samples`` samples: first returned ones, then new ones.
         """
         hand = self._hand(worker)
         if samples < 0:
-            raise ValueError(f"{samples} samples for worker {worker}: at least 0; ask for a share")
+            raise ValueError(f"invalid request of {samples} samples by worker {worker}: minimum 0")
         first, rest = _split(self.returned, samples)
         begun = min(self.begun + samples - _count(first), self.end)
         new = (range(self.begun, begun),) if begun > self.begun else ()
@@ -114,25 +112,24 @@ class WorkQueue:
         return given._with(worker, (*hand, piece)), piece
 
     def trained(self, worker: int) -> WorkQueue:
-        """Return the handout after a worker's oldest piece was trained; it must have one."""
+        """Return the queue after a worker trained its oldest piece; it must have one."""
         hand = self._hand(worker)
         if not hand:
             raise ValueError(
-                f"worker {worker} has trained a piece, but has none; give it one first, and book "
-                "each update once"
+                f"worker {worker} reports a trained piece, but has none; assign one first, and "
+                "book each update once"
             )
         return self._with(worker, hand[1:])
 
     def lost(self, worker: int) -> WorkQueue:
-        """Return the handout after all of a worker's pieces came back; it may get new ones."""
+        """Return the queue after all of a worker's pieces came back; it may get new ones."""
         back = _joined([*self.returned, *(s for piece in self._hand(worker) for s in piece)])
         return replace(self, returned=back)._with(worker, ())
 
     def _hand(self, worker: int) -> tuple[Piece, ...]:
         if not 0 <= worker < len(self.pieces):
             raise ValueError(
-                f"there is no worker {worker}: there are {len(self.pieces)}, counted from 0; name "
-                "one of them"
+                f"unknown worker {worker}: expected a number from 0 to {len(self.pieces) - 1}"
             )
         return self.pieces[worker]
 
@@ -166,7 +163,7 @@ def _joined(stretches: Iterable[range]) -> Piece:
 
 @dataclass(frozen=True, slots=True)
 class Clocks:
-    """How many updates each worker has made. `ValueError` for a worker that is not there, or lost.
+    """Number of updates of each worker. `ValueError` for a worker that is unknown or lost.
 
     >>> clocks = Clocks.of(2, staleness=1).ticked(0)
     >>> clocks.may_begin(0), clocks.ticked(0).may_begin(0), clocks.ticked(0).may_begin(1)
@@ -175,32 +172,32 @@ class Clocks:
     True
     """
 
-    # By how many updates a worker that begins another may be ahead of the slowest, at least 0;
-    # ``None`` if nobody waits.
+    # Updates by which a worker that begins another may be ahead of the slowest, at least 0;
+    # ``None`` for no bound.
     staleness: int | None
-    clocks: tuple[int | None, ...]  # per worker; ``None`` for those that are lost
+    clocks: tuple[int | None, ...]  # per worker; ``None`` for lost workers
 
     @classmethod
     def of(cls, workers: int, staleness: int | None) -> Clocks:
         if workers < 1 or (staleness is not None and staleness < 0):
             raise ValueError(
-                f"{workers} workers with a staleness of {staleness}: at least 1 with at least 0; "
-                "None is no bound"
+                f"invalid clocks of {workers} workers with a staleness of {staleness}: expected at "
+                "least 1 worker and a staleness of at least 0; None means no bound"
             )
         return cls(staleness, (0,) * workers)
 
     @property
     def slowest(self) -> int:
-        """The lowest clock of those who are there; 0 if nobody is."""
+        """The lowest clock of the remaining workers; 0 if no worker remains."""
         return min(self._there, default=0)
 
     def ahead(self, worker: int) -> int:
         return self._clock(worker) - self.slowest
 
     def may_begin(self, worker: int) -> bool:
-        """Return whether a worker may begin its next update; one that may not asks again later.
+        """Return whether a worker may begin its next update; if not, it asks again later.
 
-        It is to pull the weights after it was allowed to, not while it waits: they would be older.
+        It should pull the weights after permission, not while it waits: they would be older.
         """
         ahead = self.ahead(worker)
         return self.staleness is None or ahead <= self.staleness
@@ -209,15 +206,15 @@ class Clocks:
         return self._with(worker, self._clock(worker) + 1)
 
     def lost(self, worker: int) -> Clocks:
-        """Return the clocks without a worker that nobody waits for any more."""
+        """Return the clocks without a worker; no worker waits for it any more."""
         self._clock(worker)
         return self._with(worker, None)
 
     def aligned(self) -> Clocks:
-        """Return the clocks after a barrier: all who are there have that of the fastest.
+        """Return the clocks after a barrier: all remaining workers have that of the fastest.
 
-        To be called when all are there and none has an update under way, as at the end of an
-        epoch: otherwise who had done less would have to be waited for in the next one as well.
+        Requires that all have arrived and none has an update in progress, as at the end of an
+        epoch. Otherwise the others would wait for slower workers again in the next epoch.
         """
         # The fastest rather than the slowest, so that no clock goes back.
         fastest = max(self._there, default=0)
@@ -232,7 +229,7 @@ class Clocks:
         if clock is None:
             there = ", ".join(str(k) for k, c in enumerate(self.clocks) if c is not None) or "none"
             raise ValueError(
-                f"worker {worker} has no clock: there are {there}; it is lost, or was never there"
+                f"worker {worker} has no clock: it is lost or unknown; available: {there}"
             )
         return clock
 
@@ -242,16 +239,16 @@ class Clocks:
 
 @dataclass(frozen=True, slots=True)
 class Staleness:
-    """What was seen of the staleness of updates, as this module defines it.
+    """Statistics of the staleness of updates, as this module defines it.
 
     >>> Staleness().counted(0).counted(3).to_dict()["mean"]
     1.5
     """
 
-    count: int = 0  # updates
-    total: int = 0  # their staleness summed up
-    maximum: int = 0  # the largest; 0 if there is none
-    # Updates of staleness 0 to 15, and above: 17 counts.
+    count: int = 0  # number of updates
+    total: int = 0  # sum of their staleness
+    maximum: int = 0  # the largest staleness; 0 without updates
+    # Number of updates of staleness 0 to 15, and above: 17 counts.
     histogram: tuple[int, ...] = (0,) * (_CELLS + 1)
 
     @property
@@ -262,8 +259,8 @@ class Staleness:
         """Return the statistics with one more update; `ValueError` for a staleness below 0."""
         if staleness < 0:
             raise ValueError(
-                f"an update of staleness {staleness}: at least 0; subtract the version pulled from "
-                "the one before the push is applied"
+                f"invalid staleness {staleness} of an update: expected at least 0; subtract the "
+                "pulled version from the one before the push is applied"
             )
         cells = list(self.histogram)
         cells[min(staleness, _CELLS)] += 1
@@ -289,7 +286,7 @@ class Staleness:
 
 
 def staleness_report(workers: Sequence[Staleness]) -> dict[str, Any]:
-    """Return the staleness of all updates, and under ``workers`` of each worker's."""
+    """Return the staleness of all updates, and under ``workers`` that of each worker."""
     together = Staleness()
     for one in workers:
         together = together.merged(one)
@@ -298,7 +295,7 @@ def staleness_report(workers: Sequence[Staleness]) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class AsyncSchedule:
-    """The epoch that is being handed out, and for whom workers wait.
+    """The assignment of an epoch, and which workers must wait.
 
     >>> schedule = AsyncSchedule.of(workers=2, staleness=0).opened(samples=10)
     >>> schedule, piece = schedule.given(0, 4)
@@ -307,14 +304,14 @@ class AsyncSchedule:
     ((range(0, 4),), False, True)
     """
 
-    queue: WorkQueue  # which samples are given, and which of them are trained
-    clocks: Clocks  # how many updates each worker has made
-    # Workers that keep their clock, but have nothing to train: nobody waits for them
+    queue: WorkQueue  # samples in progress and trained samples
+    clocks: Clocks  # number of updates of each worker
+    # Workers that keep their clock, but have nothing to train: no worker waits for them
     idle: frozenset[int] = frozenset()
 
     @classmethod
     def of(cls, workers: int, staleness: int | None) -> AsyncSchedule:
-        """Return the schedule before the first epoch; without a staleness, nobody waits."""
+        """Return the schedule before the first epoch; without a staleness, no worker waits."""
         return cls(WorkQueue.of(0, workers), Clocks.of(workers, staleness))
 
     @property
@@ -323,35 +320,35 @@ class AsyncSchedule:
         return math.inf if staleness is None else self._slowest + staleness
 
     def may_begin(self, worker: int) -> bool:
-        """Return whether a worker may begin its next update; one that takes no part may not."""
+        """Return whether a worker may begin its next update; a worker without a clock may not."""
         clock = self.clocks.clocks[worker]
         return clock is not None and clock <= self.latest_start
 
     def ahead(self, worker: int) -> int:
-        """Return by how many updates a worker is ahead of the slowest that is waited for."""
+        """Return by how many updates a worker is ahead of the slowest one that is not idle."""
         self.clocks.ahead(worker)
         return int(max((self.clocks.clocks[worker] or 0) - self._slowest, 0))
 
     def opened(self, samples: int) -> AsyncSchedule:
-        """Begin an epoch of so many samples; none may have an update under way."""
+        """Begin an epoch of ``samples`` samples; no update may be in progress."""
         queue = WorkQueue.of(samples, len(self.clocks.clocks))
         return AsyncSchedule(queue, self.clocks.aligned())
 
     def given(self, worker: int, samples: int) -> tuple[AsyncSchedule, Piece]:
-        """Give a worker a piece of at most so many samples; an empty one is none.
+        """Assign a worker a piece of at most ``samples`` samples, possibly empty.
 
-        A worker that gets nothing and has nothing in hand is idle.
+        A worker that gets nothing and has nothing in progress is idle.
         """
         queue, piece = self.queue.give(worker, samples)
-        # Without the idle ones, workers near the bound would wait for an update that cannot come:
-        # there is nothing left to make it from, unless a lost worker's samples come back.
+        # Without the idle ones, workers near the bound would wait for an impossible update: no
+        # samples are left for it, unless a lost worker's samples come back.
         idle = self.idle - {worker} if queue.pieces[worker] else self.idle | {worker}
         return replace(self, queue=queue, idle=idle), piece
 
     def made(self, worker: int) -> AsyncSchedule:
         """Book the update of a worker's oldest piece.
 
-        The update of a worker that takes no part any more still counts its samples.
+        The update of a worker that no longer takes part still counts its samples.
         """
         clocks = self.clocks
         if clocks.clocks[worker] is not None:
@@ -359,15 +356,15 @@ class AsyncSchedule:
         return replace(self, queue=self.queue.trained(worker), clocks=clocks)
 
     def returned(self, worker: int) -> AsyncSchedule:
-        """Take back all that a worker has in hand, for others to train; it is idle then."""
+        """Take back all pieces of a worker, for others to train; the worker is then idle."""
         return replace(self, queue=self.queue.lost(worker), idle=self.idle | {worker})
 
     def lost(self, worker: int) -> AsyncSchedule:
-        """Take back all that a worker has in hand, and wait for it no longer."""
+        """Take back all pieces of a worker, and do not wait for it any more."""
         return replace(self.returned(worker), clocks=self.clocks.lost(worker))
 
     def counting(self, counted: Sequence[bool]) -> AsyncSchedule:
-        """Wait for these workers from now on, ``(W,)``, and for nobody else."""
+        """Wait only for these workers from now on, ``(W,)``."""
         pairs = list(zip(self.clocks.clocks, counted, strict=True))
         left = replace(self.clocks, clocks=tuple(c if here else None for c, here in pairs))
         # A new worker starts at the slowest clock. From 0, all others would wait until it has made

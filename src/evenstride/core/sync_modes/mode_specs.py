@@ -1,17 +1,17 @@
-"""How workers bring their work together: the modes, and the texts that name them.
+"""The synchronisation modes, and the texts that name them.
 
 ==========  ============================================================================
-mode        what it does
+mode        meaning
 ==========  ============================================================================
-bsp         one gradient per step over all workers, by all-reduce; the default
-bsp-ps      the same, through parameter servers
-asp         parameter servers apply each worker's update when it comes; nobody waits
-ssp         likewise, but nobody begins an update too far ahead of the slowest
-local-sgd   workers train on their own; their weights are averaged from time to time
-delayed     one gradient per step over all workers, applied one step late
+bsp         one gradient per step over all workers, by all-reduce; the default.
+bsp-ps      the same, through parameter servers.
+asp         parameter servers apply each worker's update on arrival; no worker waits.
+ssp         the same, but no worker begins an update too far ahead of the slowest.
+local-sgd   workers train on their own; their weights are averaged from time to time.
+delayed     one gradient per step over all workers, applied one step late.
 ==========  ============================================================================
 
-A mode says what it forgoes of the promises that ``bsp`` keeps, in whole sentences.
+A mode states which promises of ``bsp`` it does not keep, in whole sentences.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from evenstride.core.spec import (
 from evenstride.errors import ConfigError, did_you_mean
 
 RATES = ("constant", "staleness")
-"""How the step size of an update may follow its staleness, see `rate_factor`."""
+"""How the step size of an update depends on its staleness, see `rate_factor`."""
 _FORM = "{}({})"
 _SERVERS = within(int, 1, example=2)
 _EVERY = within(
     int,
     1,
     example=8,
-    instead="write local-sgd(every=8), or bsp to bring the workers together in every step",
+    instead="write local-sgd(every=8), or bsp to synchronise the workers in every step",
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Mode:
-    """What all modes have."""
+    """Base class of all modes."""
 
     name: ClassVar[str]
     lockstep: ClassVar[bool] = True
@@ -57,14 +57,14 @@ class Mode:
 
     @property
     def forgoes(self) -> tuple[str, ...]:
-        """The promises that do not hold, a sentence each."""
+        """The promises that do not hold, one sentence each."""
         return ()
 
 
 _TRAJECTORY = (
-    "The gradient is not exact and there is no one trajectory: updates come from weights of "
-    "different ages.",
-    "Which worker trains a sample, and in which order, depends on the workers' speeds.",
+    "The gradient is not exact, and the trajectory is not unique: updates come from weights of "
+    "different versions.",
+    "The assignment and order of samples depend on the workers' speeds.",
 )
 
 
@@ -81,7 +81,7 @@ class ParameterServerMode(Mode):
     """Each step applies the exact gradient over all workers, on parameter servers: ``bsp-ps``.
 
     Args:
-        servers: processes that hold a part of the parameters each, at least 1.
+        servers: number of processes that each hold a part of the parameters, at least 1.
 
     Raises:
         ConfigError: a setting is of another type, or outside its range.
@@ -92,19 +92,19 @@ class ParameterServerMode(Mode):
 
     @property
     def forgoes(self) -> tuple[str, ...]:
-        """The promises that do not hold, a sentence each."""
+        """The promises that do not hold, one sentence each."""
         return (
-            "What is done to gradients before the optimizer's step, such as clipping, is done to "
-            "each worker's part of them, not to their mean.",
+            "Changes to gradients before the optimizer's step, such as clipping, apply to each "
+            "worker's part of them, not to their mean.",
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Asynchronous(Mode):
-    """Servers apply each worker's update when it comes, and nobody waits: ``asp``.
+    """Servers apply each worker's update on arrival, and no worker waits: ``asp``.
 
     Args:
-        servers: processes that hold a part of the parameters each, at least 1.
+        servers: number of processes that each hold a part of the parameters, at least 1.
         rate: ``constant``, or ``staleness`` to divide an update's step size, see `rate_factor`.
 
     Raises:
@@ -118,19 +118,19 @@ class Asynchronous(Mode):
 
     @property
     def forgoes(self) -> tuple[str, ...]:
-        """The promises that do not hold, a sentence each."""
+        """The promises that do not hold, one sentence each."""
         return (*_TRAJECTORY, "The staleness of an update has no bound.")
 
 
 @dataclass(frozen=True, slots=True)
 class StaleSynchronous(Mode):
-    """As `Asynchronous`, but nobody begins an update too far ahead of the slowest: ``ssp``.
+    """Like `Asynchronous`, but no worker begins an update too far ahead of the slowest: ``ssp``.
 
     Args:
-        staleness: how many updates a worker that begins another one may be ahead of the slowest,
-            at least 0. With 0, all make their c-th update before anybody begins the next; each
-            is still applied by itself, so that this is not ``bsp-ps``.
-        servers: processes that hold a part of the parameters each, at least 1.
+        staleness: number of updates by which a worker that begins another may be ahead of the
+            slowest, at least 0. With 0, all make their c-th update before any begins the next.
+            Each update is still applied by itself, so this differs from ``bsp-ps``.
+        servers: number of processes that each hold a part of the parameters, at least 1.
         rate: ``constant``, or ``staleness`` to divide an update's step size, see `rate_factor`.
 
     Raises:
@@ -150,7 +150,7 @@ class StaleSynchronous(Mode):
 
     @property
     def forgoes(self) -> tuple[str, ...]:
-        """The promises that do not hold, a sentence each."""
+        """The promises that do not hold, one sentence each."""
         return (
             *_TRAJECTORY,
             f"A worker begins an update at most {self.staleness} updates ahead of the slowest, so "
@@ -163,20 +163,20 @@ class LocalSgd(Mode):
     """Workers train on their own, and average their weights from time to time: ``local-sgd``.
 
     Args:
-        every: local steps from one average to the next, at least 1.
+        every: local steps between two averages, at least 1.
         after: steps of plain ``bsp`` first, at least 0; above 0 this is post-local SGD.
-        outer_rate: step size of the outer optimizer, above 0. It takes the weights before the
-            round less their average after it for a gradient; with 1 and no momentum, the
-            average itself is what comes out.
+        outer_rate: step size of the outer optimizer, above 0. It uses the weights before the
+            round minus their average after it as a gradient. With 1 and no momentum, the result
+            is the average itself.
         outer_momentum: of the outer optimizer, from 0 to below 1.
 
     Raises:
         ConfigError: a setting is of another type, or outside its range.
 
     Source:
-        post-local SGD: Lin et al., "Don't use large mini-batches, use local SGD", ICLR 2020,
+        Post-local SGD: Lin et al., "Don't use large mini-batches, use local SGD", ICLR 2020,
         arXiv 1808.07217. Outer optimizer: Douillard et al., DiLoCo, arXiv 2311.08105. Not
-        verified: of both papers the abstract was read only.
+        verified: only the abstracts of both papers were read.
     """
 
     name: ClassVar[str] = "local-sgd"
@@ -188,19 +188,19 @@ class LocalSgd(Mode):
 
     @property
     def forgoes(self) -> tuple[str, ...]:
-        """The promises that do not hold, a sentence each."""
+        """The promises that do not hold, one sentence each."""
         if self.every > 1:
             sentences: tuple[str, ...] = (
-                "No step equals that of one process on the union of the batches: a gradient is "
-                "of a worker's own weights.",
-                f"Weights agree only after each average, which is every {self.every} steps.",
+                "No step equals that of one process on the union of the batches: a gradient "
+                "belongs to one worker's own weights.",
+                f"Weights agree only after each average, every {self.every} steps.",
             )
         elif self.outer_rate != 1 or self.outer_momentum:
             sentences = ("No step equals that of one process: the outer optimizer changes it.",)
         else:
             sentences = (
-                "A step equals that of one process only with plain SGD: other optimizers keep a "
-                "state of their own on each worker.",
+                "A step equals that of one process only with plain SGD: other optimizers keep "
+                "their own state on each worker.",
             )
         if not self.after:
             return sentences
@@ -209,10 +209,10 @@ class LocalSgd(Mode):
 
 @dataclass(frozen=True, slots=True)
 class DelayedMode(Mode):
-    """Each step applies the gradient of the step before, which came while it ran: ``delayed``.
+    """Each step applies the gradient of the previous step, reduced while it runs: ``delayed``.
 
     Source:
-        after ABS-SGD, arXiv 2308.15164, of which the abstract was read.
+        After ABS-SGD, arXiv 2308.15164, of which only the abstract was read.
     """
 
     name: ClassVar[str] = "delayed"
@@ -220,10 +220,10 @@ class DelayedMode(Mode):
 
     @property
     def forgoes(self) -> tuple[str, ...]:
-        """The promises that do not hold, a sentence each."""
+        """The promises that do not hold, one sentence each."""
         return (
-            "No step equals that of one process: each update uses a gradient of the weights one "
-            "step before.",
+            "No step equals that of one process: each update uses a gradient of the weights of "
+            "the previous step.",
         )
 
 
@@ -244,14 +244,13 @@ SYNC_NAMES = tuple(kind.name for kind in _KINDS)
 
 
 def rate_factor(rate: str, staleness: int) -> float:
-    """Return what an update's step size is multiplied by.
+    """Return the factor of an update's step size.
 
-    A rate of ``constant`` is 1; ``staleness`` is one over the update's staleness, where that is
+    With ``constant`` it is 1. With ``staleness`` it is one over the update's staleness if that is
     above 1 (see `evenstride.core.sync_modes.async_schedule`).
-
     Source:
         Zhang et al., "Staleness-aware async-SGD for distributed deep learning", IJCAI 2016,
-        arXiv 1511.05950. Not verified: the paper was not at hand. Others' descriptions of it agree
+        arXiv 1511.05950. Not verified: the paper was not available. Secondary sources agree
         on the quotient, and that an update without staleness keeps its step size.
 
     >>> [rate_factor("staleness", n) for n in (0, 1, 4)]
@@ -261,10 +260,10 @@ def rate_factor(rate: str, staleness: int) -> float:
 
 
 def sync_from_spec(text: str) -> SyncMode:
-    """Return the mode that a specification names: a name as it comes, or with settings.
+    """Return the mode of a specification: a name alone, or with settings.
 
     ``ssp(staleness=2,servers=2)`` is the form of ``str(mode)``, ``ssp:staleness=2,servers=2`` that
-    of policies. `ConfigError` if there is no such mode or setting, or a value is outside its range.
+    of policies. `ConfigError` if the mode or a setting is unknown, or a value is out of range.
 
     >>> sync_from_spec("asp:rate=staleness")
     Asynchronous(servers=1, rate='staleness')
@@ -276,7 +275,7 @@ def sync_from_spec(text: str) -> SyncMode:
         if kind.name == spec.name:
             return kind(**settings_in(spec, "sync", kind, _FORM))
     raise ConfigError(
-        f"unknown sync mode {text!r}{did_you_mean(spec.name, SYNC_NAMES)}; the modes are "
+        f"unknown sync mode {text!r}{did_you_mean(spec.name, SYNC_NAMES)}; available modes: "
         f"{', '.join(SYNC_NAMES)}; settings go in parentheses: ssp(staleness=3), "
         "local-sgd(every=8)"
     )
@@ -284,30 +283,29 @@ def sync_from_spec(text: str) -> SyncMode:
 
 @dataclass(frozen=True, slots=True)
 class RoundPosition:
-    """Where a step stands in a run; the same on all ranks.
+    """The position of a step in a run; the same on all ranks.
 
-    Rounds of training on one's own are counted from where an epoch begins, or from where that
-    training does if it is later; the last of an epoch is as long as what is left. So whether a step
-    ends a round follows from the committed position alone: a restored run goes on in the same
-    rounds, and every epoch that has ended leaves one model behind, for evaluation and for
-    checkpoints.
+    Rounds of local training count from the start of an epoch, or from the start of local training
+    if that is later. The last round of an epoch ends with it. So whether a step ends a round
+    follows from the committed position alone. A restored run continues in the same rounds. Every
+    completed epoch ends with one model, for evaluation and for checkpoints.
     """
 
-    step: int  # steps of the run that were committed before it, also before a restart
-    position: int  # samples of the epoch that were committed before it
-    window: int  # samples of the step, over all ranks
-    end: int  # samples of an epoch that are trained
-    global_batch: int  # samples of a full step
-    last: bool = False  # whether the run is to end after it
+    step: int  # number of steps of the run committed before it, also before a restart.
+    position: int  # number of samples of the epoch committed before it.
+    window: int  # samples of the step, over all ranks.
+    end: int  # number of samples of an epoch that are trained.
+    global_batch: int  # samples of a full step.
+    last: bool = False  # whether the run ends after it.
 
     @property
     def ends_epoch(self) -> bool:
-        """Whether nothing of the epoch, or of the run, is left after the step."""
+        """Whether the epoch, or the run, ends with the step."""
         return self.last or self.position + self.window >= self.end
 
 
 def on_their_own(mode: LocalSgd, place: RoundPosition) -> bool:
-    """Return whether each worker's optimizer steps by its own gradient in a step."""
+    """Return whether each worker's optimizer uses its own gradient in a step."""
     return place.step >= mode.after
 
 
@@ -326,9 +324,9 @@ def ends_round(mode: LocalSgd, place: RoundPosition) -> bool:
 
 
 def place(sizes_bytes: Sequence[int], servers: int) -> tuple[int, ...]:
-    """Return the server of each parameter: whole ones, the largest first, to who has least.
+    """Return the server of each parameter: each goes whole to the emptiest one, largest first.
 
-    `ConfigError` if there are more servers than parameters, or none of the latter. Cost: ``O(n log
+    `ConfigError` if there are no parameters, or fewer than servers. Cost: ``O(n log
     n + n s)`` for ``n`` parameters and ``s`` servers.
 
     >>> place([400, 100, 250, 40], servers=2)
@@ -336,19 +334,18 @@ def place(sizes_bytes: Sequence[int], servers: int) -> tuple[int, ...]:
     """
     if not sizes_bytes:
         raise ConfigError(
-            "the model has no parameters that are trained, so there is nothing for parameter "
-            "servers to hold; leave requires_grad on for some, or do not watch it"
+            "the model has no trainable parameters, so parameter servers have nothing to hold; "
+            "set requires_grad on some parameters, or do not watch the model"
         )
     if not 1 <= servers <= len(sizes_bytes):
         raise ConfigError(
-            f"{servers} parameter servers were asked for, and the model has {len(sizes_bytes)} "
-            f"parameters that are trained, each held by one server; ask for 1 to "
-            f"{len(sizes_bytes)} servers"
+            f"cannot use {servers} parameter servers: the model has {len(sizes_bytes)} trainable "
+            f"parameters, each held by one server; use 1 to {len(sizes_bytes)} servers"
         )
     held_bytes, held = [0] * servers, [0] * servers
     places = [0] * len(sizes_bytes)
     for index in sorted(range(len(sizes_bytes)), key=lambda i: (-sizes_bytes[i], i)):
-        # By number where bytes are equal, so that parameters without elements are dealt out, too.
+        # By number if bytes are equal, so that parameters without elements are spread, too.
         server = min(range(servers), key=lambda s: (held_bytes[s], held[s], s))
         places[index] = server
         held_bytes[server] += sizes_bytes[index]

@@ -1,7 +1,7 @@
-"""From measured step times to a believed time curve for every worker.
+"""From measured step times to an estimated time curve for every worker.
 
-Start with `estimates`, which has the curves and all that is believed of them. `kalman` learns it
-from what was measured (`observation`), and `change_detection` tells it what is news.
+Start with `estimates`, which has the curves and their uncertainty. `kalman` learns them from
+measurements (`observation`), and `change_detection` finds changes of speed.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""What is believed about workers' step times: mean curves, their doubt, and the memory of both.
+"""Estimates of workers' step times: mean curves, their uncertainty, and the history of both.
 
-`TimeModel` has the mean curves alone, `CurveEstimates` the two coefficients of each with how sure
-they are, ``t = fixed + share * slope`` with a covariance of the two. Everything is kept in rows of
-one array, because at ten thousand workers small matrices are what costs. `Estimate` is all that a
-decision may rest on; `kalman` learns it.
+`TimeModel` has only the mean curves. `CurveEstimates` has the two coefficients of each curve,
+``t = fixed + share * slope``, with their covariance. Everything is stored in rows of
+one array, because at ten thousand workers small matrices dominate the cost. `Estimate` is all that
+a decision may use; `kalman` learns it.
 """
 
 from __future__ import annotations
@@ -21,34 +21,34 @@ Which = IntArray | slice
 Samples = FloatArray | IntArray | float
 """Samples of each of some workers, or one number for all."""
 
-# Larger than any share, and a float still counts in ones up to there.
+# Larger than any share; floats are exact integers up to this value.
 _MOST_SAMPLES = 2.0**53
-# More than the rounding of a time, as a part of the longest.
+# More than the rounding of a time, as a fraction of the longest.
 _ROUNDING = 1e-14
-# At least this part of a time must come from the samples: a curve that is flat by mistake would
-# draw the whole batch to one worker.
+# At least this fraction of a time must come from the samples: a curve that is wrongly flat would
+# attract the whole batch to one worker.
 _FLATTEST = 0.02
-# Standard deviation, as a part of the time, of a fixed time of which nothing is known.
+# Standard deviation, as a fraction of the time, of a completely unknown fixed time.
 _WIDEST_STD = 0.25
-_HAD = 8  # shares that each worker is known to have had
-# How far a worker that was never measured may be off the middle of the others.
+_HAD = 8  # number of recent shares stored for each worker
+# Relative deviation of a worker that was never measured from the median of the others.
 _GUESS_STD = 0.5
 # Relative variance of one step's time before any was measured. A compromise: with 5 %, noise of
 # 20 % is not recognised; with 10 % and more, cold starts of calm, unequal workers take longer.
 _NOISE_FIRST = 0.09**2
 HAZARD = 1e-3
-"""Chance per step that a speed changes."""
+"""Probability per step that a speed changes."""
 LEAST_ODDS = math.log(HAZARD)
-"""The least that is worth remembering of the odds that a change was none."""
+"""Smallest value to store of the log odds that a change was a mistake."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TimeModel:
     """``t_k(b) = max(floor_k, fixed_k + per_sample_k * b) / speed_k`` for ``W`` workers.
 
-    The *shape* (floor, fixed, per sample) belongs to model and device and changes slowly; the
+    The *shape* (floor, fixed, per sample) depends on model and device and changes slowly. The
     *speed* (1 = as fast as when the shape was learned, higher is faster) changes at any time.
-    Launch and network time may not scale with the speed; this first form divides all of it.
+    Launch and network time may not scale with the speed; this model divides all of it.
 
     Args:
         fixed_s: seconds that do not depend on the share, shape ``(W,)``, at least 0.
@@ -82,9 +82,8 @@ class TimeModel:
     def capacity(self, deadline_s: float) -> IntArray:
         """Return per worker the largest share whose time is at most ``deadline_s``.
 
-        The closed form may be one sample off after rounding; comparing with `at` itself, where
-        rounding could matter, makes it exact, so that the allocation is exact for the very times
-        that `at` returns.
+        The closed form may be one sample off because of rounding. A comparison with `at` corrects
+        it, so the allocation is exact for the times that `at` returns.
         """
         scaled = deadline_s * self.speed
         exact = np.clip((scaled - self.fixed_s) / self.per_sample_s, 0.0, _MOST_SAMPLES)
@@ -92,7 +91,7 @@ class TimeModel:
         rounding = _ROUNDING * scaled.max(initial=0.0) / self.per_sample_s.min(initial=1.0)
         unsure = np.flatnonzero(np.abs(exact - np.rint(exact)) <= rounding)
         share[unsure] = self._of(unsure)._corrected(share[unsure], deadline_s)
-        # The closed form knows nothing of floors: before its floor no worker ends even one sample.
+        # The closed form ignores floors: before its floor, a worker does not end even one sample.
         share[self.floor_s / self.speed > deadline_s] = 0
         return share
 
@@ -100,7 +99,7 @@ class TimeModel:
         return TimeModel(*(getattr(self, name)[workers] for name in self.__slots__))
 
     def _corrected(self, share: IntArray, deadline_s: float) -> IntArray:
-        """Return shares that are right, from ones that are at most one sample off."""
+        """Return exact shares from ones that are at most one sample off."""
         share = share + (self.at(share + 1) <= deadline_s)
         return share - ((share > 0) & (self.at(share) > deadline_s))
 
@@ -111,20 +110,20 @@ class TimeModel:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CurveEstimates:
-    """Beliefs about ``n`` curves."""
+    """Estimates of ``n`` curves."""
 
-    # ``(5, n)``: fixed seconds, seconds per sample, the variance of the one, the covariance of
-    # both, the variance of the other.
+    # ``(5, n)``: fixed seconds, seconds per sample, the variance of the first, the covariance of
+    # both, the variance of the second.
     rows: FloatArray
 
     @classmethod
     def unknown(cls, workers: int) -> CurveEstimates:
-        """Return curves of which nothing is known; all zero."""
+        """Return curves that are completely unknown; all zero."""
         return cls(np.zeros((5, workers)))
 
     @classmethod
     def certain(cls, fixed_s: FloatArray, per_sample_s: FloatArray) -> CurveEstimates:
-        """Return curves without any doubt; arguments of shape ``(n,)``."""
+        """Return curves without uncertainty; arguments of shape ``(n,)``."""
         none = np.zeros_like(fixed_s)
         return cls(np.stack([fixed_s, per_sample_s, none, none, none]))
 
@@ -140,7 +139,7 @@ class CurveEstimates:
         return CurveEstimates(self.rows[:, workers])
 
     def put(self, workers: Which, mask: Mask, curves: CurveEstimates) -> CurveEstimates:
-        """Return these curves with those of ``workers`` replaced where the mask says so."""
+        """Return these curves with those of ``workers`` replaced where the mask is true."""
         if isinstance(workers, slice):
             return curves.where(mask, self)
         rows = self.rows.copy()
@@ -152,11 +151,11 @@ class CurveEstimates:
         count = np.count_nonzero(mask)
         if count in (0, len(mask)):
             return self if count else other
-        # One of the two is nearly whole as a rule, and a copy costs less than a choice.
+        # One of the two usually covers almost all, and a copy costs less than a selection.
         many, few, rare = (other, self, mask) if 2 * count < len(mask) else (self, other, ~mask)
         some = np.flatnonzero(rare)
-        # With a mask of even odds `np.where` is three to four times as slow, so it only serves
-        # where many columns would have to be copied one by one.
+        # With a balanced mask `np.where` is three to four times as slow, so it is used only
+        # if many columns would have to be copied one by one.
         if 8 * len(some) > len(mask):
             return CurveEstimates(np.where(mask, self.rows, other.rows))
         rows = many.rows.copy()
@@ -165,7 +164,7 @@ class CurveEstimates:
 
     def time_s(self, shares: Samples) -> FloatArray:
         """Return the expected times at some shares, ``(n,)``; one share is for all."""
-        # Above 0, because times are divided by it; curves that are not known are all zero.
+        # Above 0, because times are divided by it; unknown curves are all zero.
         return at_least(self.rows[0] + self.rows[1] * shares, 1e-12)
 
     def relative_std(self, shares: Samples) -> FloatArray:
@@ -174,30 +173,31 @@ class CurveEstimates:
     def variance_s(self, shares: Samples) -> FloatArray:
         """Return the variance of those times, in seconds squared."""
         _, _, ff, fs, ss = self.rows
-        # Rounding may take the small difference of large terms below 0.
+        # Rounding may make the small difference of large terms negative.
         return at_least(ff + (2.0 * fs + ss * shares) * shares, 0.0)
 
     @property
     def least_relative_std(self) -> FloatArray:
-        """Return that deviation at the share where it is smallest, whatever that share is.
+        """Return the smallest relative standard deviation over all shares.
 
-        It is the least value of ``(x' P x) / (m' x)^2``, which is ``1 / (m' P^-1 m)``, for the
+        It is the minimum of ``(x' P x) / (m' x)^2``, which is ``1 / (m' P^-1 m)``, for the
         mean ``m`` and covariance ``P`` of the two coefficients.
         """
         fixed, slope, ff, fs, ss = self.rows
         whole = ss * fixed**2 - 2.0 * fs * fixed * slope + ff * slope**2
-        # Both are 0 for a curve without doubt, and rounding may take either below that.
+        # Both are 0 for a curve without uncertainty, and rounding may make either negative.
         part = at_least(ff * ss - fs**2, 0.0) / at_least(whole, 1e-300)
         return np.asarray(np.sqrt(part))
 
     def surest_share(self, shares: IntArray) -> FloatArray:
         """Return the shares at which the times are known best, ``(n,)``.
 
-        At least 1; and a hundred times those given at most, which stand where none is best.
+        They are at least 1, and at most a hundred times the given shares. The given share stays if
+        no share is best.
         """
         fixed, slope, ff, fs, ss = self.rows
         over, under = ff * slope - fs * fixed, ss * fixed - fs * slope
-        # Of doubt about the speed alone, rounding is all that is left of both.
+        # If only the speed is uncertain, both are pure rounding errors.
         known = (over > 1e-9 * np.abs(fs) * fixed) & (under > 1e-9 * np.abs(fs) * slope)
         best = np.divide(over, under, out=shares.astype(np.float64), where=known)
         return np.asarray(np.clip(best, 1.0, np.maximum(100.0 * shares, 1.0)))
@@ -205,10 +205,10 @@ class CurveEstimates:
     def observed(self, shares: Samples, time_s: FloatArray, variance: FloatArray) -> CurveEstimates:
         """Return the curves after one more time of each: a Kalman filter's update; all ``(n,)``.
 
-        The ``variance`` is of the times, in parts of their prediction squared.
+        The ``variance`` is of the times, relative to their prediction squared.
         """
         fixed, slope, ff, fs, ss = self.rows
-        # Noise is a part of the time, so its variance in seconds follows from the prediction.
+        # Noise is relative to the time, so its variance in seconds follows from the prediction.
         predicted_s = self.time_s(shares)
         with_fixed, with_slope = ff + fs * shares, fs + ss * shares
         whole = with_fixed + with_slope * shares + variance * predicted_s**2
@@ -225,14 +225,14 @@ class CurveEstimates:
         return CurveEstimates(np.stack([fixed, slope, *left]))._possible(shares)
 
     def _possible(self, shares: Samples) -> CurveEstimates:
-        """Return the curves, in place, with no more doubt about their shape than there can be."""
-        # What is left of doubt about far longer times is more than a fixed time between nothing and
-        # the whole allows. It is cut to the whole, the doubt about the time at ``shares`` stays.
-        # (Cut to a half or a quarter, workers among thousands are trusted too soon.)
+        """Return the curves, in place, with the uncertainty of their shape limited."""
+        # Uncertainty from far longer times may exceed what a fixed time between 0 and the whole
+        # time allows. It is cut to the whole; the uncertainty of the time at ``shares`` stays.
+        # (If it is cut to a half or a quarter, workers among thousands are trusted too soon.)
         widest = self.time_s(shares) ** 2
         some = np.flatnonzero(self.rows[2] > widest)
         if len(some):
-            # After one far too long first step, such doubt kept a worker at one sample for good.
+            # After one far too long first step, this kept a worker at one sample permanently.
             at = np.maximum(np.broadcast_to(shares, widest.shape)[some], 1.0)
             variance = self.of(some).variance_s(at)
             self.rows[2, some], self.rows[3, some] = widest[some], -widest[some] / at
@@ -240,9 +240,9 @@ class CurveEstimates:
         return self
 
     def times(self, ratio: FloatArray | float, variance: FloatArray) -> CurveEstimates:
-        """Return the curves with all times multiplied, the multiple being known only roughly.
+        """Return the curves with all times multiplied by an uncertain ratio.
 
-        The ``variance`` is of the ratio, in parts squared, ``(n,)``.
+        The ``variance`` is the relative variance of the ratio, ``(n,)``.
         """
         fixed, slope = self.rows[0] * ratio, self.rows[1] * ratio
         ff, fs, ss = self.rows[2:] * np.square(ratio)
@@ -254,23 +254,23 @@ class CurveEstimates:
         return CurveEstimates(np.stack([fixed, slope, *doubt]))
 
     def bent(self, shares: FloatArray | IntArray, std: FloatArray) -> CurveEstimates:
-        """Return the curves with more doubt about their shape, the time at ``shares`` apart.
+        """Return the curves with a less certain shape, but the same certainty at ``shares``.
 
-        ``std`` is by how much of its time there each fixed time may be off, ``(n,)``. A fixed time
-        lies between nothing and the whole; doubt that is as wide as that does not grow.
+        ``std`` is the standard deviation of each fixed time as a fraction of the time there,
+        ``(n,)``. A fixed time lies between 0 and the whole time; wider uncertainty does not grow.
         """
         fixed, slope, ff, fs, ss = self.rows
         time_s = self.time_s(shares)
         room = np.maximum(_WIDEST_STD**2 - ff / time_s**2, 0.0)
         by_s = time_s * np.sqrt(np.minimum(std**2, room))
         per_sample = by_s / np.maximum(shares, 1)
-        # A longer fixed time means less time per sample, since the time at ``shares`` stays.
+        # A longer fixed time means less time per sample, because the time at ``shares`` stays.
         doubt = (ff + by_s**2, fs - by_s * per_sample, ss + per_sample**2)
         return CurveEstimates(np.stack([fixed, slope, *doubt]))
 
 
 def at_least(values: FloatArray, least: float) -> FloatArray:
-    """Return ``np.maximum(values, least)``, three times as quickly for thousands of values."""
+    """Return ``np.maximum(values, least)``, three times as fast for thousands of values."""
     return np.asarray(np.clip(values, least, np.inf))
 
 
@@ -278,10 +278,10 @@ def _physical(
     fixed: FloatArray, slope: FloatArray, shares: Samples, before: FloatArray
 ) -> tuple[FloatArray, FloatArray]:
     """Return both with a fixed time of at least 0 and a positive time per sample."""
-    # The time at the observed share stays as it is. A curve that was flatter ``before`` may stay
-    # so: at a share of next to nothing, a part of the time would be far too much per sample.
+    # The time at the observed share stays. A curve that was flatter ``before`` may stay so: at a
+    # very small share, this fraction of the time would be far too much per sample.
     predicted = at_least(fixed + slope * shares, 1e-9)
-    # Steeper than this, the fixed time would be below 0.
+    # A steeper slope would need a negative fixed time.
     steepest = predicted / np.maximum(shares, 1e-9)
     slope = np.clip(slope, np.minimum(_FLATTEST * steepest, before), steepest)
     return predicted - slope * shares, slope
@@ -289,21 +289,21 @@ def _physical(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Changes:
-    """What is remembered of ``W`` workers' recent residuals; all arrays have last dimension W."""
+    """History of ``W`` workers' recent residuals; all arrays have last dimension W."""
 
-    run: FloatArray  # slow outliers in a row that are held back
-    run_odds: FloatArray  # logarithm of the chance of such a run without a change
-    run_low: FloatArray  # least of their times as parts of their predictions
-    run_high: FloatArray  # largest of them
-    lasting: FloatArray  # slow changes that were followed by times at the new speed
-    # Logarithm of the chance that the latest change was none, or has passed since.
+    run: FloatArray  # number of slow outliers in a row that are held back.
+    run_odds: FloatArray  # log probability of such a run without a change.
+    run_low: FloatArray  # least of their times relative to their predictions.
+    run_high: FloatArray  # largest of them.
+    lasting: FloatArray  # number of slow changes that were followed by times at the new speed.
+    # Log probability that the latest change was a mistake, or has passed since.
     mistaken: FloatArray
-    spikes: FloatArray  # steps that turned out to be spikes
-    steps: FloatArray  # steps judged
-    cusum: FloatArray  # ``(2, W)``, how far residuals have drifted up and down
-    since: FloatArray  # ``(2, W)``, steps since each of the two was last 0
-    sums: FloatArray  # ``(2, W)``, sum since then of the times as parts of what was predicted then
-    begun: Mask  # ``(2, W)``, whether the latest time was the first of those
+    spikes: FloatArray  # number of steps that turned out to be spikes.
+    steps: FloatArray  # number of steps evaluated.
+    cusum: FloatArray  # ``(2, W)``, cumulative drift of residuals up and down.
+    since: FloatArray  # ``(2, W)``, steps since each of the two was last 0.
+    sums: FloatArray  # ``(2, W)``, sum since then of the times relative to the predictions then.
+    begun: Mask  # ``(2, W)``, whether the latest time was the first of those.
 
     @classmethod
     def none(cls, workers: int) -> Changes:
@@ -312,25 +312,25 @@ class Changes:
         return cls(flat, flat, flat, flat, flat, mistaken, flat, flat, pair, pair, pair, pair > 0)
 
     def copy(self) -> Changes:
-        """Return the same in arrays of its own, to be written to while a turn is judged."""
+        """Return a copy with its own arrays, which may be written to during a turn."""
         return Changes(*(getattr(self, name).copy() for name in self.__slots__))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Firsts:
-    """What is remembered of ``W`` workers' first steps at shares that are new to them.
+    """History of ``W`` workers' first steps at shares that are new to them.
 
     A compiler, an autotuner or a growing allocator slows down such a step, and the next one is
-    usual. So a slow first step changes nothing by itself: the next step at that share tells. This
-    holds until the worker has shown that new shares cost it nothing: from then on a slow step is
-    evidence of a slower worker, whatever the share.
+    normal. So a slow first step changes nothing by itself: the next step at that share decides.
+    This holds until the worker has shown that new shares are free of cost. After that, a slow step
+    is evidence of a slower worker at any share.
     """
 
-    share: IntArray  # of each worker's latest step; 0 before the first
-    had: IntArray  # ``(_HAD, W)``, the latest shares that were new to it; 0 where there are fewer
-    row: IntArray  # slow first steps in a row that did not count
-    slow_s: FloatArray  # time of the latest step if it was a slow first one, else 0
-    # First steps that were slow without a change of speed, less those that were not; kept within
+    share: IntArray  # of each worker's latest step; 0 before the first.
+    had: IntArray  # ``(_HAD, W)``, its latest new shares; 0 if there are fewer.
+    row: IntArray  # number of slow first steps in a row that did not count.
+    slow_s: FloatArray  # time of the latest step if it was a slow first one, else 0.
+    # First steps that were slow without a change of speed, minus those that were not; kept within
     # ``_COST``.
     cost: IntArray
 
@@ -342,26 +342,26 @@ class Firsts:
     def new(self, workers: IntArray, shares: IntArray) -> Mask:
         new = self.share[workers] != shares
         at = np.flatnonzero(new)
-        # A share that the worker has had before is warm for compilers and allocators.
+        # A share that the worker had before is warm for compilers and allocators.
         new[at] = (self.had[:, workers[at]] != shares[at]).all(axis=0)
         return np.asarray(new)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Estimate:
-    """What is believed about ``W`` workers' step times, with its uncertainty."""
+    """Estimates of ``W`` workers' step times, with their uncertainty."""
 
     now: CurveEstimates  # the curves
     former: CurveEstimates  # the curves before each worker's latest change of speed; zero if none
     # The curves before each worker's latest time was learned; zero if none.
     previous: CurveEstimates
-    # The curves before times began to drift up, and down; only meaningful where they do.
+    # The curves before times began to drift up, and down; only meaningful during a drift.
     anchors: tuple[CurveEstimates, CurveEstimates]
-    noise: FloatArray  # ``(W,)``, relative variance of one step's time
-    latest: FloatArray  # ``(W,)``, latest time as a part of its prediction; not a number if none
-    steps: IntArray  # ``(W,)``, steps learned from; 0 means the worker is unknown
-    changes: Changes  # what is remembered of the latest residuals
-    firsts: Firsts  # what is remembered of first steps at new shares
+    noise: FloatArray  # ``(W,)``, relative variance of one step's time.
+    latest: FloatArray  # ``(W,)``, latest time relative to its prediction; NaN if none.
+    steps: IntArray  # ``(W,)``, number of learned steps; 0 means that the worker is unknown.
+    changes: Changes  # history of the latest residuals.
+    firsts: Firsts  # history of first steps at new shares.
 
     @classmethod
     def unknown(cls, workers: int) -> Estimate:
@@ -390,14 +390,14 @@ class Estimate:
     ) -> Estimate:
         """Return the estimate with curves of workers that it does not know yet.
 
-        ``noise`` is the relative variance of one step's time of each, ``steps`` what each was
-        learned from.
+        ``noise`` is the relative variance of one step's time of each, ``steps`` the number of
+        steps that each curve is based on.
         """
         if not len(steps):
             return self
-        everyone = np.ones(len(steps), dtype=np.bool_)
-        up, down = (anchor.put(workers, everyone, curves) for anchor in self.anchors)
-        now = self.now.put(workers, everyone, curves)
+        every = np.ones(len(steps), dtype=np.bool_)
+        up, down = (anchor.put(workers, every, curves) for anchor in self.anchors)
+        now = self.now.put(workers, every, curves)
         noises, counts = self.noise.copy(), self.steps.copy()
         noises[workers], counts[workers] = noise, steps
         return replace(self, now=now, anchors=(up, down), noise=noises, steps=counts)
@@ -415,9 +415,9 @@ class Estimate:
         return TimeModel.affine(self.now.fixed_s, self.now.per_sample_s)
 
     def guessed(self) -> Estimate:
-        """Return the estimate with a guess for workers that are still unknown, counted as known.
+        """Return the estimate with a guess for unknown workers, counted as known.
 
-        It is the middle one, for a split until they have been measured.
+        The guess is the median curve, for a split until they have been measured.
         """
         unknown = self.steps == 0
         if not unknown.any():
@@ -430,12 +430,12 @@ class Estimate:
         return replace(self, now=guess.where(unknown, self.now), steps=steps)
 
     def relative_std(self, shares: IntArray) -> FloatArray:
-        """Return the standard deviation of each predicted mean time, as a part of it."""
+        """Return the standard deviation of each predicted mean time, as a fraction of it."""
         return self.now.relative_std(shares)
 
 
 def _taking(into: Any, other: Any, here: IntArray, there: IntArray) -> Any:
-    """Copy rows between two values of one kind: arrays, or tuples and classes made of them."""
+    """Copy rows between two values of one type: arrays, or tuples and classes made of them."""
     if isinstance(into, CurveEstimates):
         every = np.ones(len(here), dtype=np.bool_)
         return into.put(here, every, other.of(there))

@@ -1,16 +1,16 @@
-"""Learn every worker's step-time curve from what it measured.
+"""Learn every worker's step-time curve from its measurements.
 
-Each worker has two unknowns, a fixed time and a time per sample, in a Kalman filter. The two
-live on different clocks: the *shape* (their ratio) belongs to model and device and hardly
-changes, the *speed* changes at any time and scales both. So the filter drifts along the curve
-itself, which keeps the ratio, and a change of speed (`Changes` finds it) moves and frees just
+Each worker has two unknowns, a fixed time and a time per sample, in a Kalman filter. They change
+at different rates. The *shape* (their ratio) depends on model and device and hardly
+changes; the *speed* changes at any time and scales both. So the filter drifts along the curve
+itself, which keeps the ratio. A change of speed (found by `Changes`) moves and frees only
 that direction: one observation after a slow-down is enough to know the whole new curve.
 
-Three memories keep a change of speed from being mistaken for shape, and back. A slow change is
-noticed only after some steps, whose residuals have bent the curve by then; it is put back to
-where it was when the change began (`anchors`). When a speed returns to what it was before the
-latest change, so does all that was known about it (`former`). And a spike that a doubtful curve
-took in is forgotten when the next time contradicts it (`previous`).
+Three memories keep apart changes of speed and of shape. A slow change is
+detected only after some steps, whose residuals have bent the curve by then. The curve is restored
+to the state when the change began (`anchors`). When a speed returns to its value before the
+latest change, so does the former curve (`former`). And a spike that an uncertain curve
+absorbed is dropped when the next time contradicts it (`previous`).
 """
 
 from __future__ import annotations
@@ -24,58 +24,58 @@ from evenstride.core.time_model.change_detection import Judgement, Residuals, ju
 from evenstride.core.time_model.estimates import Changes, CurveEstimates, Estimate, Firsts, Which
 from evenstride.core.time_model.observation import Measurements
 
-# Before anything is known about the shape, this part of the fastest worker's time is fixed.
+# Before anything is known about the shape, this fraction of the fastest worker's time is fixed.
 # A slower worker's fixed time would be the same if only its arithmetic were slower, and longer
 # in proportion if all of it were; a power of the times lies between the two.
 # These are tuned for the first new split, which comes before a second share has been measured.
 _PRIOR_FIXED, _PRIOR_FIXED_STD, _PRIOR_POWER = 0.37, 0.17, 0.60
-# How much a speed changes as a rule. What looks like a change of speed may be a wrong idea of the
-# shape, which must not last: a factor of e leaves so much doubt about the fixed part.
-# Without the doubt, a spike that was taken for shape made every new share look like a change of
-# speed, and one run of eight fell to half of the best efficiency.
+# Typical size of a change of speed. An apparent change of speed may be a wrong shape, which must
+# not persist: a factor of e adds this much uncertainty of the fixed part. Without it, a spike
+# regarded as shape made every new share look like a change of speed, and one run of eight fell to
+# half of the best efficiency.
 _JUMP_STD, _JUMP_SHAPE_STD = 0.5, 0.10
 # A speed this close to the one before the latest change, in standard deviations, is that one.
 _BACK_STD = 2.0
-# Of the doubt that a change leaves about the shape, so much comes with the return: two wrong
-# curves that take turns must not last either.
+# Fraction of a change's uncertainty of shape that returns with the former speed: two alternating
+# wrong curves must not persist either.
 # A fifth was worse with 1,000 mixed workers, the whole of it no better.
 _BACK_DOUBT = 0.5
-# A first step at a new share is slow if it takes so many times its prediction. After so many of
+# A first step at a new share is slow if it takes this many times its prediction. After this many of
 # them in a row the next one counts: a worker whose share changes all the time is not ignored.
 _SLOW_FIRST, _MOST_SLOW_FIRSTS = 1.25, 3
-# Bounds of what is remembered of the cost of new shares: two cheap first steps show that there is
-# none, until a dear one is seen.
+# Bounds of the stored cost of new shares: after two cheap first steps, new shares count as free of
+# cost until an expensive one.
 _COST = (-2, 2)
-# Relative drift of the speed per square root of a step, and the doubt that never averages out.
-# Little, because `Changes` finds changes: a drift that follows them by itself took 9 to 12 steps.
+# Relative drift of the speed per square root of a step, and the uncertainty that never averages
+# out. Small, because `Changes` finds changes: a drift that follows them alone took 9 to 12 steps.
 _DRIFT, _MODEL_STD = 0.0005, 0.004
-# Bounds of the relative variance of one step's time; and the fewest and most steps that it is a
-# mean of (of fewer, it would itself be so noisy that every test of it misfires).
+# Bounds of the relative variance of one step's time; and the fewest and most steps in its mean
+# (with fewer, it would itself be so noisy that every test with it misfires).
 _NOISE_LEAST, _NOISE_MOST = 0.005**2, 0.5**2
 _NOISE_STEPS = 4.0, 150.0
-# Up to so many steps, no worker is taken to be calmer than all of them who are as new are
-# together, as these tell it sooner.
+# Up to this many steps, no worker's noise is estimated below the common noise of all equally new
+# workers, because the common one is known sooner.
 _NOISE_ALONE = 8
-# What a time counts at most that is taken for no noise, in variances.
+# Largest weight of a time that is not regarded as noise, in variances.
 _NOISE_FAR = 6.0
 
 
 def learn_times(estimate: Estimate, measured: Measurements) -> Estimate:
     """Return the estimate after some observations, each worker's own in order of step.
 
-    Observations of ghosts and of steps flagged as not modelled are passed over.
+    Observations of ghost samples and of steps flagged as not modelled are skipped.
 
     Cost:
         ``O(W)`` vectorised per observation of the worker that has the most of them.
     """
-    # Steps that are not modelled count here, as they pass between two exchanges all the same.
+    # Steps that are not modelled count here, because they also pass between two exchanges.
     interval_s = np.zeros(len(estimate.steps))
     np.add.at(interval_s, measured.worker, measured.steps * measured.median_s)
     usable = measured.only(measured.modelled & (measured.share > 0))
-    # In turns, because a worker's later time is judged by what its earlier one has taught.
+    # In turns, because a worker's later time is compared with a curve that includes earlier ones.
     for turn in usable.turns():
-        first, told = _First.of(estimate, usable, turn)
-        batch = _Batch.of(told, turn, interval_s, first.excused(estimate))
+        first, learnable = _First.of(estimate, usable, turn)
+        batch = _Batch.of(learnable, turn, interval_s, first.excused(estimate))
         fresh = estimate.steps[batch.workers] == 0
         after = _update(_begin(estimate, batch.only(fresh)), batch.only(~fresh))
         estimate = replace(after, firsts=_firsts_after(estimate.firsts, batch, first))
@@ -86,31 +86,32 @@ def learn_times(estimate: Estimate, measured: Measurements) -> Estimate:
 class _First:
     """What a turn's observations say about first steps at new shares, arrays ``(n,)``."""
 
-    workers: IntArray  # whose they are
+    workers: IntArray  # their workers
     new: Mask  # whether the share is new to the worker
-    open: Mask  # whether it is a single step, slow at a new share: the next one tells why
-    dropped: Mask  # whether its slow first step was left out, as those after it were usual
+    open: Mask  # whether it is a single step, slow at a new share: the next one decides
+    dropped: Mask  # whether its slow first step was left out because later ones were normal
 
     @classmethod
     def of(
         cls, estimate: Estimate, measured: Measurements, turn: IntArray
     ) -> tuple[_First, Measurements]:
-        """Return it with the observations that are left to learn from."""
+        """Return it with the observations that remain to be learned."""
         workers, shares = measured.worker[turn], measured.share[turn]
         new = estimate.firsts.new(workers, shares)
-        # A worker without a curve has no usual time that a step could be slower than.
+        # A worker without a curve has no usual time to compare with.
         slow = new & (estimate.steps[workers] > 0)
         at = np.flatnonzero(slow)
         if len(at):
             usual_s = estimate.now.of(workers[at]).time_s(shares[at])
             slow[at] = measured.first_s(turn[at]) > _SLOW_FIRST * usual_s
         alone = measured.steps[turn] == 1
-        # Of several steps the later ones show whether only the first was slow.
-        told = measured.without_slow_first(turn[slow & ~alone], _SLOW_FIRST)
-        return cls(workers, new, slow & alone, told.steps[turn] < measured.steps[turn]), told
+        # If there are several steps, the later ones show whether only the first was slow.
+        shorter = measured.without_slow_first(turn[slow & ~alone], _SLOW_FIRST)
+        dropped = shorter.steps[turn] < measured.steps[turn]
+        return cls(workers, new, slow & alone, dropped), shorter
 
     def excused(self, estimate: Estimate) -> Mask:
-        """Return which slow steps may be due to the share alone."""
+        """Return which slow steps may be caused by the share alone."""
         firsts, w = estimate.firsts, self.workers
         row = firsts.row[w]
         alone = (row > 0) | (estimate.changes.run[w] == 0)  # no other step was slow before
@@ -128,8 +129,8 @@ class _Batch:
     time_s: FloatArray
     least_s: FloatArray
     steps: IntArray
-    spread: FloatArray  # relative variance within the observation, nan if too short to say
-    interval_s: FloatArray  # of work since the exchange before, this observation's included
+    spread: FloatArray  # relative variance within the observation, NaN if it is too short
+    interval_s: FloatArray  # of work since the previous exchange, this observation included
     cold: Mask  # whether it is a slow first step at a new share
 
     @classmethod
@@ -169,12 +170,12 @@ def _firsts_after(before: Firsts, batch: _Batch, first: _First) -> Firsts:
     moved, before_s = before.share[w] != batch.share, before.slow_s[w]
     if not (moved.any() or before.row[w].any() or before_s.any()):
         return before
-    # The second step at a share tells what the slow first one was.
+    # The second step at a share shows why the first one was slow.
     second = ~moved & (before_s > 0)
     # A change of speed would have made the second step as slow as the first.
-    dear = first.dropped | (second & (_SLOW_FIRST * batch.time_s < before_s))
-    # A first step that may still turn out either way is counted when the second has come.
-    cheap = (first.new | second) & ~dear & ~first.open
+    costly = first.dropped | (second & (_SLOW_FIRST * batch.time_s < before_s))
+    # An undecided first step is counted when the second has arrived.
+    cheap = (first.new | second) & ~costly & ~first.open
     share, had, row = before.share.copy(), before.had, before.row.copy()
     slow_s, cost = before.slow_s.copy(), before.cost.copy()
     if first.new.any():
@@ -184,19 +185,19 @@ def _firsts_after(before: Firsts, batch: _Batch, first: _First) -> Firsts:
         had[0, whose] = batch.share[first.new]
     share[w], row[w] = batch.share, np.where(batch.cold, row[w] + 1, 0)
     slow_s[w] = np.where(first.open, batch.time_s, 0.0)
-    # The very first step of a worker compares with no prediction.
+    # The very first step of a worker has no prediction to compare with.
     known = before.share[w] > 0
-    cost[w] = np.clip(cost[w] + known * (1 * dear - 1 * cheap), *_COST)
+    cost[w] = np.clip(cost[w] + known * (1 * costly - 1 * cheap), *_COST)
     return Firsts(share, had, row, slow_s, cost)
 
 
 def _begin(estimate: Estimate, batch: _Batch) -> Estimate:
-    """Start workers seen for the first time from the prior shape through their first time."""
+    """Start new workers from the prior shape through their first time."""
     if not len(batch.share):
         return estimate
     y, noise = batch.time_s, estimate.noise[batch.workers]
     least_s = _fastest_s(estimate, batch)
-    # Some of the time must be left for the samples, or any share would seem as good as another.
+    # Part of the time must remain for the samples, or any share would seem as good as another.
     fixed = np.minimum(_PRIOR_FIXED * y**_PRIOR_POWER * least_s ** (1 - _PRIOR_POWER), 0.9 * y)
     curves = CurveEstimates.certain(fixed, (y - fixed) / batch.share)
     curves = curves.times(1.0, batch.variance(noise))
@@ -205,7 +206,7 @@ def _begin(estimate: Estimate, batch: _Batch) -> Estimate:
 
 
 def _fastest_s(estimate: Estimate, batch: _Batch) -> float:
-    """Return the shortest time of newcomers and of those known before, near the same share."""
+    """Return the shortest time of new and of known workers, near the same share."""
     known = estimate.steps > 0
     if not known.any():
         return float(batch.time_s.min())
@@ -222,9 +223,9 @@ def _update(estimate: Estimate, batch: _Batch) -> Estimate:
     variance = batch.variance(estimate.noise[w])
     residuals = _residuals(estimate, batch, curves, variance)
     changes, judged = judge(estimate.changes, residuals)
-    # Worked out for all, as nearly all times are usual; what was held back is left out below.
+    # Computed for all, because nearly all times are normal; held-back times are left out below.
     after = curves.observed(batch.share, batch.time_s, variance)
-    if judged.jumped.any():  # seldom, and of few workers
+    if judged.jumped.any():  # rare, and only for few workers
         some = np.flatnonzero(judged.jumped)
         jumped = _jumped(estimate, batch.at(some), curves.of(some), judged.at(some))
         after.rows[:, some] = jumped.rows
@@ -268,30 +269,30 @@ def _residuals(
 def _jumped(
     estimate: Estimate, batch: _Batch, curves: CurveEstimates, judged: Judgement
 ) -> CurveEstimates:
-    # By preference: those from before times began to drift, if these explain the new time (the
-    # drift was spikes, then); those from before the latest change, if the speed has returned; else
-    # the present ones at another speed.
+    # In order of preference: the curve from before a drift, if it explains the new time (the
+    # drift was spikes, then); the curve from before the latest change, if the speed has returned;
+    # otherwise the present one at another speed.
     w, share = batch.workers, batch.share
     up, down = (anchor.of(w) for anchor in estimate.anchors)
-    # Where the first time that drifts is an alarm in itself, it was told by the present curve.
+    # If the first drifting time already raises the alarm, the present curve predicted it.
     drifting = estimate.changes.since[:, w] > 0
     base = down.where(drifting[1] & (judged.drifted == -1), curves)
     base = up.where(drifting[0] & (judged.drifted == 1), base)
-    # As sure as the mean of all the steps that showed the change.
-    free = estimate.noise[w] / judged.told + _MODEL_STD**2
-    # The larger the apparent change, the more a wrong shape may have to do with it.
+    # As certain as the mean of all the steps that showed the change.
+    free = estimate.noise[w] / judged.averaged + _MODEL_STD**2
+    # The larger the apparent change, the more a wrong shape may contribute to it.
     doubt = _JUMP_SHAPE_STD * np.minimum(np.abs(np.log(judged.ratio)), 1.0)
     time_s = base.time_s(share) * judged.ratio
-    # Far from where a curve was measured, its shape may be to blame rather than the speed.
+    # Far from where a curve was measured, its shape may be the cause rather than the speed.
     moved = base.times(1.0, np.full(len(share), _JUMP_STD**2)).observed(share, time_s, free)
     moved = moved.bent(share, doubt)
     former = estimate.former.of(w)
-    # Without this doubt, two wrong curves could take turns for ever.
+    # Without this uncertainty, two wrong curves could alternate forever.
     returned = former.bent(share, _BACK_DOUBT * doubt).observed(share, time_s, free)
     after = returned.where(_explains(former, share, time_s, free), moved)
-    # The time before this one may have been a spike that a doubtful curve took in.
+    # The time before this one may have been a spike that an uncertain curve absorbed.
     previous = estimate.previous.of(w)
-    # Only a fall: a spike makes a curve too slow, never too fast.
+    # Only for a fall: a spike makes a curve too slow, never too fast.
     misled = (judged.ratio < 1) & (judged.drifted == 0)
     misled &= _explains(previous, share, time_s, free)
     after = previous.observed(share, time_s, free).where(misled, after)
@@ -305,17 +306,17 @@ def _jumped(
 def _explains(
     curves: CurveEstimates, shares: IntArray, time_s: FloatArray, noise: FloatArray
 ) -> Mask:
-    """Return which curves, of those that are known, explain a time within their doubt."""
+    """Return which known curves explain a time within their uncertainty."""
     off = time_s / curves.time_s(shares) - 1.0
     near = np.abs(off) <= _BACK_STD * np.sqrt(curves.relative_std(shares) ** 2 + noise)
-    # A curve of zeros is one that is not known, and explains nothing.
+    # A curve of zeros is unknown and explains nothing.
     return np.asarray(near & (curves.per_sample_s > 0))
 
 
 def _anchored(
     estimate: Estimate, changes: Changes, workers: Which, before: CurveEstimates
 ) -> tuple[CurveEstimates, CurveEstimates]:
-    """Keep the curves from before times began to drift; they tell nothing where none do."""
+    """Keep the curves from before times began to drift; they are unused without a drift."""
     begun = changes.begun[:, workers]
     up, down = (
         anchor.put(workers, begun[side], before) for side, anchor in enumerate(estimate.anchors)
@@ -324,13 +325,13 @@ def _anchored(
 
 
 def _common_noise(noise: FloatArray, before: IntArray, seen: FloatArray, steps: IntArray) -> float:
-    """Return the noise of workers of whom each alone has hardly shown any, if it is the same.
+    """Return the common noise of workers that each have only few steps.
 
-    ``noise`` is believed of each so far; ``before`` are the steps seen of each, the first of which
-    tells nothing if it was alone; ``seen`` is what the new times tell, and ``steps`` what they are
-    of.
+    ``noise`` is the present estimate of each; ``before`` is the number of its earlier steps, the
+    first of which has no information if it was alone; ``seen`` is the noise of the new times, and
+    ``steps`` their number.
     """
-    # The first belief counts as a few steps, so that a lone step cannot outvote it.
+    # The prior counts as a few steps, so that a single step cannot outweigh it.
     known = _NOISE_STEPS[0] + np.maximum(before - 1.0, 0.0).sum()
     return float((known * noise.mean() + (steps * seen).sum()) / (known + steps.sum()))
 
@@ -338,28 +339,28 @@ def _common_noise(noise: FloatArray, before: IntArray, seen: FloatArray, steps: 
 def _noted(
     estimate: Estimate, batch: _Batch, part: FloatArray, judged: Judgement, unclear: Mask
 ) -> Estimate:
-    """Count the steps and blend in what these times tell about the noise."""
-    # Two times in a row differ by noise alone, however far both are from their prediction, unless
-    # the prediction was ``unclear``. One that is no noise as far as is known counts too, but only
-    # so much: many of them are noise after all.
+    """Count the steps and update the noise with these times."""
+    # Two consecutive times differ by noise alone, however far both are from their prediction,
+    # unless the prediction was ``unclear``. An outlier counts too, but with a limited weight: many
+    # outliers are noise after all.
     w, calm = batch.workers, ~judged.held & ~judged.jumped
     noise, latest, steps = estimate.noise.copy(), estimate.latest.copy(), estimate.steps.copy()
-    # Half, because the difference of two times has the variance of both. The residual would not do:
-    # it grows while a speed falls slowly, and the noise would then hide just that.
+    # Half, because the difference of two times has the variance of both. The residual is
+    # unsuitable: it grows while a speed falls slowly, and the noise would then hide that.
     between = 0.5 * (part - latest[w]) ** 2 * batch.steps
     seen = np.where(np.isnan(batch.spread), between, batch.spread)
     memory = np.clip(steps[w], *_NOISE_STEPS)
     weight = batch.steps / (batch.steps + memory)
     seen = np.clip(seen, 0.0, np.where(calm, _NOISE_MOST, _NOISE_FAR * noise[w]))
     blended = (1 - weight) * noise[w] + weight * seen
-    told = ~np.isnan(seen) & ~unclear
-    fresh = np.flatnonzero(told & (steps[w] < _NOISE_ALONE))
+    usable = ~np.isnan(seen) & ~unclear
+    fresh = np.flatnonzero(usable & (steps[w] < _NOISE_ALONE))
     if len(fresh) > 1:
-        # At least: one who began with a spike would else be as sure of it as the others are calm.
+        # At least: after a first spike, a worker would otherwise seem as noisy as the others calm.
         common = _common_noise(noise[w][fresh], steps[w][fresh], seen[fresh], batch.steps[fresh])
         blended[fresh] = np.maximum(blended[fresh], common)
-    noise[w] = np.where(told, np.maximum(blended, _NOISE_LEAST), noise[w])
-    # The times before and after a change differ by more than noise, so none is compared across it.
+    noise[w] = np.where(usable, np.maximum(blended, _NOISE_LEAST), noise[w])
+    # Times before and after a change differ by more than noise, so they are never compared.
     latest[w] = np.where(judged.jumped, np.nan, np.where(judged.held, latest[w], part))
     steps[w] += np.where(judged.held, 0, batch.steps)
     return replace(estimate, noise=noise, latest=latest, steps=steps)

@@ -1,4 +1,4 @@
-"""What a worker measured: a time is always paired with the share it was measured at."""
+"""Measurements of workers: a time is always paired with the share it was measured at."""
 
 from __future__ import annotations
 
@@ -13,34 +13,34 @@ import numpy.typing as npt
 
 from evenstride.core.arrays import FloatArray, IntArray, Mask, Shares
 
-# No time of half a year or more is believed.
+# Times of half a year or more are rejected.
 _LONGEST_S = 1.5e7
 SHORTEST_S = 1e-9
-"""No step takes less, whatever a clock says: it keeps every quotient of times finite."""
+"""Lower limit of a step's time, whatever a clock returns; it keeps quotients of times finite."""
 
 
 @dataclass(frozen=True, slots=True)
 class Observation:
     """Consecutive steps of one worker, all at one share.
 
-    Pairing a time with the latest decision instead makes every controller oscillate as soon
+    If a time is paired with the latest decision instead, every controller oscillates as soon
     as the data loader prefetches, because the decision runs ahead of the batch.
     """
 
-    worker: int  # rank of the worker in its fleet
-    share: int  # samples it had in each of these steps; 0 is a ghost and is never modelled
-    first_step: int  # global index of the first step
-    # Per step, data + compute + the running median of the time between steps.
+    worker: int  # rank of the worker in its fleet.
+    share: int  # samples in each of these steps; 0 is a ghost sample and is never modelled.
+    first_step: int  # global index of the first step.
+    # Per step: data, compute and the running median of the time between steps.
     busy_s: tuple[float, ...]
-    wait_s: tuple[float, ...]  # per step, time spent waiting for others (communication included)
-    data_s: float = 0.0  # sum over the steps of the time spent waiting for the next batch
-    # Sum of the time outside training (evaluation, saving) beyond the median.
+    wait_s: tuple[float, ...]  # per step, waiting time for others (communication included)
+    data_s: float = 0.0  # total waiting time for the next batch
+    # Total time outside training (evaluation, saving) beyond the median.
     outside_s: float = 0.0
-    control_wait_s: float = 0.0  # sum of the time spent waiting for a decision
+    control_wait_s: float = 0.0  # total waiting time for decisions
     modelled: bool = True  # false for steps that say nothing about speed (the first of a pass)
-    # Part of its machine's processor time that was in use, from 0 to 1; not a number if unknown.
+    # Fraction of its machine's processor time in use, from 0 to 1; NaN if unknown.
     cpu_load: float = nan
-    memory_load: float = nan  # the same of its machine's memory
+    memory_load: float = nan  # the same for its machine's memory
 
     @property
     def steps(self) -> int:
@@ -49,22 +49,22 @@ class Observation:
 
 @dataclass(frozen=True, slots=True)
 class PeakMemory:
-    """The most memory that one worker has held between two exchanges."""
+    """The peak memory of one worker between two exchanges."""
 
     worker: int  # rank
-    samples: int  # of the largest batch it held at once
-    peak_bytes: int | None  # the most it held meanwhile; ``None`` if not known
-    limit_bytes: int | None  # the most it can have at this moment; ``None`` if not known
+    samples: int  # size of the largest batch it held at once
+    peak_bytes: int | None  # its peak; ``None`` if not known
+    limit_bytes: int | None  # its current limit; ``None`` if not known
 
 
 class Measurements:
-    """Observations of many workers as columns, so that thousands of them are decided on at once.
+    """Observations of many workers as columns, to process thousands of them at once.
 
-    Iterating gives them one by one. Two are equal when they hold the same observations. The first
-    four are int64 ``(n,)``. ``busy_s`` and ``wait_s`` have the times of all of them, one
-    observation after the other, ``(sum steps,)``; ``sums_s`` the data, outside and control-wait
-    seconds of each, ``(3, n)``; ``modelled`` says whether each tells anything about speed,
-    ``(n,)``; and ``loads`` are the processor and memory load of each one's machine, ``(2, n)``.
+    Iteration yields them one by one. Two objects are equal if they hold the same observations. The
+    first four columns are int64 ``(n,)``. ``busy_s`` and ``wait_s`` hold the times of all
+    observations in order, ``(sum steps,)``. ``sums_s`` are the data, outside and control-wait
+    seconds of each, ``(3, n)``. ``modelled`` says whether each has information about speed,
+    ``(n,)``. ``loads`` are the processor and memory load of each one's machine, ``(2, n)``.
     """
 
     def __init__(
@@ -87,10 +87,10 @@ class Measurements:
 
     @classmethod
     def of(cls, observations: Iterable[Observation]) -> Measurements:
-        """Return the columns of some observations, each with both times of all its steps."""
+        """Return the columns of some observations; every step needs both times."""
         seen = tuple(observations)
         if not all(len(o.wait_s) == o.steps for o in seen):
-            raise ValueError("each step has both times, at work and waiting")
+            raise ValueError("each step needs both times, busy time and waiting time")
 
         def whole(values: Iterable[int]) -> IntArray:
             return np.fromiter(values, dtype=np.int64, count=len(seen))
@@ -142,14 +142,14 @@ class Measurements:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Measurements):
             return NotImplemented
-        # Only the columns: medians may have been worked out in one of the two and not in the other.
+        # Only the columns: only one of the two may have computed its medians.
         mine, others = self.__reduce__()[1], other.__reduce__()[1]
         return all(map(_equal, mine, others))
 
     __hash__ = None  # type: ignore[assignment]
 
     def __reduce__(self) -> tuple[type[Measurements], tuple[npt.NDArray[Any], ...]]:
-        # Without the cached medians, which can be worked out again where it is unpickled.
+        # Without the cached medians, which can be computed again after unpickling.
         columns = (self.worker, self.share, self.first_step, self.steps, self.busy_s, self.wait_s)
         return Measurements, (*columns, self.sums_s, self.modelled, self.loads)
 
@@ -162,14 +162,14 @@ class Measurements:
         return self._medians(self.busy_s)
 
     def step_of_times(self) -> IntArray:
-        """Return which step each of the times is of, ``(sum steps,)``."""
+        """Return the step of each of the times, ``(sum steps,)``."""
         begins = np.repeat(self.first_step - np.cumsum(self.steps) + self.steps, self.steps)
         return begins + np.arange(len(self.wait_s))
 
     def least_waits(self) -> tuple[FloatArray, IntArray]:
-        """Return the shortest wait in each step that was told of, and how many told of it."""
+        """Return the shortest waiting time in each reported step, and the number of reports."""
         step = self.step_of_times()
-        # The usual case of one step from everyone, which needs no sort.
+        # The usual case of one step from every worker, which needs no sort.
         if len(step) and (step == step[0]).all():
             return np.array([self.wait_s.min()]), np.array([len(step)])
         order = np.argsort(step, kind="stable")
@@ -178,9 +178,9 @@ class Measurements:
         return least_s, np.diff(np.append(begins, len(step)))
 
     def step_by_step(self) -> Iterator[tuple[IntArray, IntArray]]:
-        """Yield one step of each worker, then the next: which observations, and which times."""
+        """Yield one step of each worker, then the next: indices of observations and of times."""
         starts = np.cumsum(self.steps) - self.steps
-        # In the order in which the steps were trained, for averages that weigh the latest most.
+        # In the order of training, for averages that weight the latest most.
         for turn in self.turns():
             for step in range(int(self.steps[turn].max(initial=0))):
                 here = turn[self.steps[turn] > step]
@@ -193,21 +193,21 @@ class Measurements:
 
     @cached_property
     def least_s(self) -> FloatArray:
-        """Shortest busy time of each observation, ``(n,)``; all of them have a step."""
+        """Shortest busy time of each observation, ``(n,)``; each must have a step."""
         if (self.steps == 1).all():
             return self.busy_s
         return np.asarray(np.minimum.reduceat(self.busy_s, np.cumsum(self.steps) - self.steps))
 
     @cached_property
     def relative_variance(self) -> FloatArray:
-        """Robust variance of each one's busy times as a part of their square, ``(n,)``.
+        """Robust relative variance of each observation's busy times, ``(n,)``.
 
-        From the median absolute deviation; nan for those of under four steps.
+        From the median absolute deviation; NaN for fewer than four steps.
         """
         if (self.steps < 4).all():
             return np.full(len(self), nan)
         away_s = np.abs(self.busy_s - np.repeat(self.median_s, self.steps))
-        # The factor makes it a standard deviation for normal noise; spikes hardly move it.
+        # The factor makes it a standard deviation for normal noise; spikes hardly affect it.
         deviation_s = 1.4826 * self._medians(away_s)
         variance = (deviation_s / np.maximum(self.median_s, 1e-12)) ** 2
         return np.where(self.steps < 4, np.nan, variance)
@@ -233,7 +233,7 @@ class Measurements:
         return np.asarray(self.busy_s[(np.cumsum(self.steps) - self.steps)[places]])
 
     def without_slow_first(self, places: IntArray, factor: float) -> Measurements:
-        """Return the observations without first steps that are slower than those after them.
+        """Return the observations without first steps that are slower than the later ones.
 
         ``places`` are of observations of at least two steps. A slow first step takes more than
         ``factor`` times the median of the later ones.
@@ -259,11 +259,11 @@ class Measurements:
         return Measurements(worker, *columns, self.sums_s, self.modelled, self.loads)
 
     def turns(self) -> Iterator[IntArray]:
-        """Yield indices such that each yield has every worker at most once, in order of step."""
+        """Yield indices so that each yield has every worker at most once, in order of step."""
         if (self.worker[1:] > self.worker[:-1]).all():  # one of each
             yield from [np.arange(len(self))] if len(self) else []
             return
-        # Reports may come in any order, but what a worker measured is learned in order of step.
+        # Reports may arrive in any order, but a worker's times are learned in order of step.
         order = np.lexsort((self.first_step, self.worker))
         worker = self.worker[order]
         first = np.searchsorted(worker, worker, side="left")
@@ -273,10 +273,10 @@ class Measurements:
 
     @cached_property
     def sound(self) -> Mask:
-        """Which observations can be believed, bool ``(n,)``.
+        """Which observations are valid, bool ``(n,)``.
 
-        All their times are at least 0 and less than half a year, busy times above 0, and there
-        is one. (A comparison with what is not a number is false.)
+        All their times are at least 0 and less than half a year, their busy times are above 0, and
+        they have at least one. (Comparisons with NaN are false.)
         """
         with np.errstate(invalid="ignore"):
             good = (self.busy_s > 0) & (self.busy_s < _LONGEST_S)
@@ -288,38 +288,38 @@ class Measurements:
 
 
 def _equal(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> bool:
-    # Loads that are not known are nan, which is not equal to itself.
+    # Unknown loads are NaN, which does not equal itself.
     return np.array_equal(one, other, equal_nan=one.dtype.kind == "f")
 
 
 def communication_s(measured: Measurements, shares: Shares) -> float | None:
-    """Return the part of a step in seconds that is left when nobody waits for a slower worker.
+    """Return the time of a step, in seconds, that remains without waiting for slower workers.
 
-    The slowest worker of a step waits for nothing but the communication, so it is the least wait
-    in the step; of several steps, the median counts. (The least of the workers' usual waits would
-    be too long: among equal workers nobody is usually the slowest.) ``None`` unless all workers
-    with a share have reported.
+    The slowest worker of a step waits only for the communication, so this is the least waiting time
+    in the step; of several steps, the median counts. (The least of the workers' usual waiting times
+    would be too long: among equal workers, no worker is usually the slowest.) ``None`` unless all
+    workers with a share have reported.
     """
     seen = measured.only(measured.modelled)
     counts = np.bincount(seen.worker, weights=seen.steps, minlength=len(shares))
     if not counts.any() or any(shares[rank] > 0 for rank in np.flatnonzero(counts == 0)):
         return None
     least_s, reports = seen.least_waits()
-    # Where some have not reported a step yet, its slowest worker may be one of them.
+    # If some have not reported a step yet, its slowest worker may be one of them.
     return float(np.median(least_s[reports == reports.max()]))
 
 
 def medians(values: FloatArray, owner: IntArray, owners: int) -> FloatArray:
     """Return the median of each owner's values (the mean of the middle two of an even count).
 
-    ``owner`` says whose each is, from 0 to ``owners - 1``; those without a value get 0. Cost: ``O(m
-    log m)`` for ``m`` values, vectorised.
+    ``owner`` assigns each value to an owner, from 0 to ``owners - 1``; an owner without values gets
+    0. Cost: ``O(m log m)`` for ``m`` values, vectorised.
     """
     counts = np.bincount(owner, minlength=owners)
     if len(values) == owners and counts.all():  # one each
         return np.asarray(np.bincount(owner, weights=values))
     starts = np.cumsum(counts) - counts
-    # One more value, because an owner without any may point past the end.
+    # One more value, because an owner without values may point past the end.
     ordered = np.append(values[np.lexsort((values, owner))], 0.0)
     high = ordered[starts + counts // 2]
     low = ordered[starts + np.maximum(counts - 1, 0) // 2]

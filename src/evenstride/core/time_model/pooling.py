@@ -1,19 +1,19 @@
 """Let workers of one kind share their evidence, so that equal workers stay equal.
 
 Among many workers, the largest of their estimated times is far above its true value by chance
-alone. Workers whose times scatter no more than their doubt explains are taken for one kind, and
-get their kind's mean (`kinds_of`). Kinds that would be cut further, were there not enough of
-them, are drawn together only as far as their scatter leaves room for.
+alone. Workers whose times scatter no more than their uncertainty explains form one kind, and
+get their kind's mean (`kinds_of`). If there are more kinds than the maximum, the last ones stay
+undivided; their workers move together only as far as their scatter allows.
 
-What sets kinds apart is found by cutting the workers, in order of speed, until no part scatters
-more than chance lets it. All parts are cut in one pass over everybody: many small parts would
-cost more than the arithmetic in them.
+Kinds are found by dividing the workers, in order of speed, until no part scatters
+more than by chance. All parts are divided in one pass over all workers: separate passes over many
+small parts would cost more than the arithmetic in them.
 
 Source:
-    Cutting where the sum of squares falls most is Fisher's grouping (JASA 1958), stopped by a
-    chi-squared test of the scatter; ours. Drawing estimates together is empirical Bayes (Efron &
-    Morris, JASA 1973), with the variance between workers taken as zero in a kind, and by
-    DerSimonian & Laird (1986) in what was not cut into kinds.
+    Dividing where the sum of squares falls most is Fisher's grouping (JASA 1958); the stop by a
+    chi-squared test of the scatter is ours. Moving estimates together is empirical Bayes (Efron &
+    Morris, JASA 1973), with zero variance between workers of a kind, and with that of
+    DerSimonian & Laird (1986) in groups that were not divided.
 """
 
 from __future__ import annotations
@@ -27,29 +27,29 @@ from evenstride.core.arrays import FloatArray, IntArray
 from evenstride.core.time_model.estimates import CurveEstimates, Estimate, Samples
 from evenstride.core.time_model.observation import medians
 
-# A part is cut again if its scatter is this many standard deviations above what chance gives.
+# A part is divided again if its scatter is this many standard deviations above chance.
 _DIFFER_STD = 2.0
-_WIDEST = 0.5  # no kind's times differ by more than this (in logarithms), however doubtful
-# If there are more, their workers keep their differences all the same, see `_drawn_together`.
+_WIDEST = 0.5  # largest difference of a kind's times (in logarithms), at any uncertainty
+# If there are more, their workers still keep their differences, see `_drawn_together`.
 _MOST_KINDS = 24
 _TIE = 1.0 - 1e-9
-_MOST = 1024  # workers that are looked at to find the cuts; of more, some stand for all
-# Steps of the golden section fall in with no pattern in the order of the workers.
+_MOST = 1024  # workers used to find the kinds; of more, a sample stands for all
+# Steps of the golden section match no pattern in the order of the workers.
 _PLACES = np.arange(1, _MOST + 1) * 0.6180339887498949 % 1.0
 
-# A worker whose speed has just changed fits any kind: one that is so many times as doubtful as the
-# surest of its kind is left out, unless its doubt is small in itself (parts of its time), or as
-# small as some six steps make it under its own noise.
+# A worker whose speed has just changed fits any kind. It is left out if it is this many times as
+# uncertain as the most certain of its kind. It stays if its uncertainty is small in itself (as a
+# fraction of its time), or as small as after about six steps with its own noise.
 _DOUBTFUL, _DOUBTFUL_STD, _DOUBTFUL_NOISE, _UNCLEAR = 3.0, 0.015, 0.4, 1e3
 
-_APART = 2.0  # in logarithms; more than the times of a kind differ by
+_APART = 2.0  # in logarithms; more than the differences of a kind's times
 
 
 def kinds_of(curves: CurveEstimates, shares: IntArray) -> IntArray:
-    """Return the number of each worker's kind, from 0 without a gap, ``(W,)``; all are known.
+    """Return the number of each worker's kind, from 0 without gaps, ``(W,)``; all must be known.
 
-    Workers are compared near their own shares. Cost: ``O(W)`` for each halving of the kinds, some
-    five passes for the most of them, 24.
+    Workers are compared near their own shares. Cost: ``O(W)`` for each halving of the kinds, about
+    five passes for the maximum of 24.
     """
     some = looked_at(len(shares))
     all_are_seen = len(some) == len(shares)
@@ -57,79 +57,79 @@ def kinds_of(curves: CurveEstimates, shares: IntArray) -> IntArray:
     kinds, mine = np.zeros(len(shares), dtype=np.int64), np.zeros(len(some), dtype=np.int64)
     uncut, found = np.arange(len(some)), 1
     while len(uncut) and found < _MOST_KINDS:
-        # `reduceat` sums over neighbours, so the members of a kind must lie next to each other.
+        # `reduceat` sums over neighbours, so the members of a kind must be adjacent.
         uncut = uncut[np.argsort(mine[uncut], kind="stable")]
         cuts = _Cuts.of(seen.of(uncut), theirs[uncut], mine[uncut], found)
         uncut, found = uncut[np.isfinite(cuts.limit_s[mine[uncut]])], cuts.found
         mine = cuts.applied(seen, mine)
-        # Cuts that were found on some workers are limits of time, so they apply to all the others.
+        # Kinds found on a sample are limits of time, so they apply to all the others.
         kinds = mine if all_are_seen else cuts.applied(curves, kinds)
     return kinds
 
 
 @lru_cache(maxsize=4)
 def looked_at(workers: int) -> IntArray:
-    """Return whom to look at: everybody, or of very many some, spread evenly over the ranks."""
+    """Return the workers to use: all, or a sample of very many, spread evenly over the ranks."""
     few = workers <= _MOST
     some = np.arange(workers) if few else np.unique((_PLACES * workers).astype(np.int64))
-    some.flags.writeable = False  # it is kept for the next call
+    some.flags.writeable = False  # cached for the next call
     return some
 
 
 def levels(curves: CurveEstimates, share: Samples) -> tuple[FloatArray, FloatArray]:
     """Return the logarithms of times at a share, and the weight of each: one over variance."""
     time_s = curves.time_s(share)
-    # A worker that is known exactly would have an infinite weight, so its doubt has a least value.
+    # A certain worker would have an infinite weight, so its uncertainty has a lower limit.
     square_s = time_s * time_s
     return np.log(time_s), square_s / np.maximum(curves.variance_s(share), 1e-12 * square_s)
 
 
 def excess(scatter: FloatArray, members: FloatArray | IntArray) -> FloatArray:
-    """Return how much larger a scatter is than what doubt explains; 0 if chance may explain it."""
+    """Return the excess of a scatter over its uncertainty; 0 if chance may explain it."""
     free = np.maximum(members - 1.0, 0.0)
     return np.where(scatter > free + _DIFFER_STD * np.sqrt(2.0 * free), scatter - free, 0.0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Cuts:
-    """One cut through some of the kinds found so far; arrays with a place for every kind."""
+    """One division of some of the kinds found so far; arrays with a place for every kind."""
 
     place: FloatArray  # the share at which a kind's members are compared
-    # Who takes longer there belongs to a kind of its own; infinite if nobody does.
+    # A member that takes longer there belongs to the new kind; infinite for no division.
     limit_s: FloatArray
-    beyond: IntArray  # that kind's number
-    found: int  # kinds that there are now
+    beyond: IntArray  # the number of the new kind
+    found: int  # number of kinds after it
 
     @classmethod
     def of(cls, curves: CurveEstimates, shares: IntArray, kinds: IntArray, found: int) -> _Cuts:
         parts = _Parts.of(kinds)
         places = parts.places(shares, curves.surest_share(shares))
         level, weight = levels(curves, places[:, parts.each])
-        # About the mean, where the scatter is least; and `best_cuts` relies on it.
+        # Around the mean, where the scatter is least; `best_cuts` relies on it.
         level -= (parts.sums(weight * level) / parts.sums(weight))[:, parts.each]
         scatter = parts.sums(weight * level**2)
         apart = np.maximum.reduceat(level, parts.starts, axis=1)
         apart -= np.minimum.reduceat(level, parts.starts, axis=1)
-        # Very doubtful workers scatter no more than chance lets them, however far apart they are.
+        # Very uncertain workers never scatter more than chance allows, however different they are.
         differ = (excess(scatter, parts.counts) > 0) | (apart > _WIDEST)
-        # At the first place where they differ: at one place alone, a worker that became slow was
+        # At the first place where they differ: with only one place, a worker that became slow was
         # pooled with slow workers whose curves have another shape.
         at = differ.argmax(axis=0)
         place, here = places[at, np.arange(len(at))], (at[parts.each], np.arange(len(kinds)))
-        # Gaps between neighbours would not do: among a thousand workers they chain kinds together.
+        # Gaps between neighbours are unsuitable: among a thousand workers they link kinds together.
         last, gain = parts.best_cuts(level[here], weight[here])
         time_s = curves.rows[0] + curves.rows[1] * place[parts.each]
         limit_s = time_s[last]
         gain[~differ.any(axis=0)] = 0.0
-        gain[np.maximum.reduceat(time_s, parts.starts) <= limit_s] = 0.0  # a tie: nobody is later
-        # The clearest cuts first, because there may be more of them than kinds are left.
+        gain[np.maximum.reduceat(time_s, parts.starts) <= limit_s] = 0.0  # a tie
+        # The clearest divisions first, because there may be more than the remaining kinds.
         cut = np.argsort(-gain, kind="stable")[: min(np.count_nonzero(gain), _MOST_KINDS - found)]
         return cls._through(parts.kinds[cut], place[cut], limit_s[cut], found)
 
     @classmethod
     def _through(cls, kinds: IntArray, place: FloatArray, limit_s: FloatArray, found: int) -> _Cuts:
         after, new = found + len(kinds), np.arange(found, found + len(kinds))
-        # Kinds that are not cut keep an infinite limit, and so `applied` treats all alike.
+        # Undivided kinds keep an infinite limit, so `applied` treats all alike.
         cuts = cls(np.zeros(after), np.full(after, np.inf), np.arange(after), after)
         cuts.place[kinds], cuts.limit_s[kinds], cuts.beyond[kinds] = place, limit_s, new
         return cuts
@@ -143,9 +143,9 @@ class _Cuts:
 class _Parts:
     """Workers in order of kind."""
 
-    kinds: IntArray  # that there are among them, ``(n,)``
+    kinds: IntArray  # the kinds among them, ``(n,)``
     starts: IntArray  # of each, the place of its first member, ``(n,)``
-    counts: IntArray  # of members, ``(n,)``
+    counts: IntArray  # number of members, ``(n,)``
     each: IntArray  # every worker's place in these three
 
     @classmethod
@@ -162,9 +162,9 @@ class _Parts:
     def places(self, shares: IntArray, surest: FloatArray) -> FloatArray:
         """Return the shares at which to compare the members of each kind, ``(4, n)``, at least 1.
 
-        The middle, the least and the largest of those they have, as curves of different shape may
-        cross at any one of them; and the middle of the ``surest``, as little is known at a share
-        that has just been decided.
+        The first three are the mean, the least and the largest of their shares, because curves of
+        different shape may cross at one of them. The fourth is the mean of the ``surest``, because
+        little is known at a share that has just been decided.
         """
         mean = self.sums(shares.astype(np.float64)) / self.counts
         least, most = (f.reduceat(shares, self.starts) for f in (np.minimum, np.maximum))
@@ -173,19 +173,19 @@ class _Parts:
         return np.asarray(np.maximum(places, 1.0))
 
     def best_cuts(self, level: FloatArray, weight: FloatArray) -> tuple[IntArray, FloatArray]:
-        """Return who is last before the cut that takes most scatter from each kind, and how much.
+        """Return the last member before the division that removes most scatter, and how much.
 
-        Levels are of mean 0 in each kind; ties go to the quicker.
+        Levels have mean 0 in each kind; ties go to the faster worker.
         """
         order = np.lexsort((level, self.each))
         level, weight = level[order], weight[order]
         whole = self.sums(weight)
         before = self._running(weight)
-        # At the end of a kind nothing is left but rounding; nor is anything gained there.
+        # At the end of a kind only rounding errors are left, and nothing is gained there.
         after = np.maximum(whole[self.each] - before, 1e-12 * before)
         gain = self._running(weight * level) ** 2 / (before * after)
         best = np.maximum.reduceat(gain, self.starts)
-        near = gain >= _TIE * best[self.each]  # rounding hangs on the order of the workers
+        near = gain >= _TIE * best[self.each]  # rounding depends on the order of the workers
         best_at = np.where(near, np.arange(len(gain)), len(gain))
         return order[np.minimum.reduceat(best_at, self.starts)], np.asarray(best * whole)
 
@@ -207,24 +207,24 @@ def pooled(estimate: Estimate, shares: IntArray) -> Estimate:
 def _stray(
     curves: CurveEstimates, shares: IntArray, noise_std: FloatArray, kinds: IntArray
 ) -> FloatArray:
-    """Return how much further each is from its kind's middle than chance allows, 0 if it is not."""
+    """Return how much further each is from its kind's median than chance allows, at least 0."""
     # In standard deviations, at its own share; one worker among a thousand may be far off without
-    # adding much to the scatter of all. Those who are known too little to tell get a large number.
+    # a large effect on the scatter of all. Workers that are too uncertain get a large number.
     members = np.bincount(kinds)
     least = curves.least_relative_std
-    # A worker whose speed has just changed would bring its kind's next split 20 % off.
+    # A worker whose speed has just changed would shift its kind's next split by 20 %.
     surest = np.full(len(members), np.inf)
     np.minimum.at(surest, kinds, least)
     small = np.maximum(_DOUBTFUL_STD, _DOUBTFUL_NOISE * noise_std)
     unclear = least > np.maximum(_DOUBTFUL * surest[kinds], small)
     some = looked_at(len(shares))
-    # The middle rather than the mean: one stray worker must not move what it is held against.
+    # The median rather than the mean: one outlier must not move the reference.
     fixed_s, per_sample_s = (
         medians(row[some], kinds[some], len(members))[kinds] for row in curves.rows[:2]
     )
     level, weight = levels(curves, shares)
     off = level - np.log(np.maximum(fixed_s + per_sample_s * shares, 1e-12))
-    # About as far off as the furthest of so many is by chance.
+    # About the distance of the furthest of so many by chance.
     chance = np.sqrt(2.0 * np.log(members))[kinds]
     return np.where(unclear, _UNCLEAR, np.maximum(np.sqrt(weight) * np.abs(off) - chance, 0.0))
 
@@ -232,10 +232,10 @@ def _stray(
 def _drawn_together(
     curves: CurveEstimates, shares: IntArray, kinds: IntArray, stray: FloatArray
 ) -> CurveEstimates:
-    """Return the curves after each has learned what all of its kind measured."""
-    # To a worker, its kind is like one more measurement of its time, of a variance such that its
-    # own and this one together give the kind's mean; larger by the variance between them, and the
-    # more so the less it belongs to them. (In or out would make a split flip at the border.)
+    """Return the curves after each has learned the measurements of its kind."""
+    # To a worker, its kind is one more measurement of its time. The variance is such that its own
+    # measurement and this one together give the kind's mean. It is larger by the variance between
+    # them, and larger for outliers. (A sharp boundary would make a split oscillate.)
 
     def whole(values: FloatArray | IntArray) -> FloatArray:
         return np.asarray(np.bincount(kinds, values)[kinds], dtype=np.float64)
@@ -243,19 +243,20 @@ def _drawn_together(
     members = whole(np.ones(len(shares)))
     at = np.maximum(whole(shares) / members, 1.0)
     level, weight = levels(curves, at)
-    # The pull fades with distance. With an edge, workers near it made the split flip.
+    # The weight fades with distance. With a sharp boundary, workers near it made splits oscillate.
     own = weight / (1.0 + stray**2)
     total = whole(own)
     mean = whole(own * level) / total
     others = np.maximum(total - own, 1e-12)
-    # Of one who outweighs all others by far, rounding is all that is left of this.
-    told = mean + np.clip((mean - level) * own / others, -_APART, _APART)
+    # For a worker that outweighs all others by far, only rounding errors are left of this.
+    level_of_others = mean + np.clip((mean - level) * own / others, -_APART, _APART)
     spare = np.maximum(total - whole(own**2) / total, 1e-12)
-    # What is left after the most kinds is taken for one, so the differences within it must count:
-    # without them, 400 workers of 400 speeds came out 5 % wrong.
+    # After the last division, a group counts as one kind, so its inner differences must count:
+    # without them, 400 workers of 400 speeds were 5 % wrong.
     between = excess(whole(own * (level - mean) ** 2), members) / spare
     apart = np.maximum(np.abs(mean - level), 1.0 / np.sqrt(weight))
     variance = 1.0 / others + between + (stray * apart) ** 2
-    # By a filter's update rather than by setting the time, so that shape and doubt follow.
-    drawn = curves.observed(at, curves.time_s(at) * np.exp(told - level), variance)
+    # By a filter's update rather than by setting the time, so that shape and uncertainty follow.
+    time_s = curves.time_s(at) * np.exp(level_of_others - level)
+    drawn = curves.observed(at, time_s, variance)
     return drawn.where(members > 1, curves)

@@ -1,9 +1,9 @@
-"""One generation: the workers of a quorum, their leader, and the decisions made among them.
+"""One generation: the workers of a quorum, their leader, and their decisions.
 
-Everything that decisions live in (schedule, gate, recorder) is made anew for each generation and
-thrown away with it, so no decision of an old one can apply in a new one. What goes on is what is
-known of the workers: the leader keeps its `Control`, and after every exchange it tells all others
-what it knows, so that another one can take its place.
+The objects that hold decisions (schedule, barrier, recorder) are created for each generation and
+discarded with it. So a decision of an old generation cannot apply in a new one. Knowledge of the
+workers is kept: the leader keeps its `Control`, and after every exchange it sends the other workers
+what it knows, so that another one can replace it.
 """
 
 from __future__ import annotations
@@ -41,41 +41,41 @@ from evenstride.runtime.host.machine_resources import loads_for
 from evenstride.runtime.timing.recorder import Recorder
 
 Gather = Callable[[str], list[str]]
-"""Returns the texts of all workers, in the order of their ranks; collective."""
+"""Returns the texts of all workers, in rank order; collective."""
 
 logger = logging.getLogger("evenstride")
 
-# Nobody can ask for an exchange between two of them, so they are never further apart.
+# No worker can request an exchange between two of them, so they are at most so many steps apart.
 MOST_STEPS = 16
 
 
 class Broken(Exception):
-    """Some worker of the quorum is gone, so the step in hand cannot be; the next quorum can."""
+    """Some worker of the quorum is gone: the current step is lost, but the next quorum may work."""
 
 
 @dataclass(frozen=True, slots=True)
 class Quorum:
     """The workers that are connected for a step."""
 
-    number: int  # torchft's number of it; changes whenever a worker comes, goes or dropped a step
+    number: int  # torchft's number; changes when a worker joins, leaves or drops a step
     rank: int  # of this worker
-    world_size: int  # number of workers, those included whose weights are still on their way
+    world_size: int  # number of workers, including those that still receive their weights
 
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """What one worker tells the others of its quorum."""
+    """What one worker sends to the others of its quorum."""
 
     name: str  # of the worker, the same after a restart
-    incarnation: str  # another one after each start of its process
-    kept: int  # steps it has kept, as torchft counts them; who has fewer than others needs weights
-    generation: int  # the latest that it was in; -1 for none
+    incarnation: str  # changes with each start of its process.
+    kept: int  # steps it has kept, by torchft's count; with fewer than others it needs weights.
+    generation: int  # its latest one; -1 for none
     leads: bool  # whether it led that one
-    position: Plain  # where it stands in the data, as `CommittedPosition.save` returns it
-    settings: Plain  # what all workers must have alike
-    own: Plain  # what each has of its own: bounds and device
-    micro: bool = False  # whether it may cut its shares into micro-batches
-    weights: str = ""  # digest of its weights, if it has kept no step since it started; else empty
+    position: Plain  # in the data, as `CommittedPosition.save` returns it
+    settings: Plain  # that all workers must share
+    own: Plain  # of this worker: bounds and device
+    micro: bool = False  # whether it may split its shares into micro-batches.
+    weights: str = ""  # digest of its weights if it has kept no step since it started; else empty
 
     def to_text(self) -> str:
         return json.dumps(asdict(self))
@@ -90,13 +90,13 @@ class Shown:
 
 
 def behind(shown: Sequence[Shown]) -> frozenset[int]:
-    """Return the ranks whose weights are on their way, because others have kept more steps."""
+    """Return the ranks that still receive weights, because others have kept more steps."""
     most = max(one.kept for one in shown)
     return frozenset(rank for rank, one in enumerate(shown) if one.kept < most)
 
 
 def leader_of(shown: Sequence[Shown]) -> int:
-    """Return the rank that leads: who led last, if it is up to date, else the first who is."""
+    """Return the rank that leads: the last leader if it is up to date, else the first that is."""
     late = behind(shown)
     ranks = (rank for rank in range(len(shown)) if rank not in late)
     return max(ranks, key=lambda rank: (_led(shown[rank]), -rank))
@@ -110,47 +110,47 @@ def generation_of(shown: Sequence[Shown]) -> int:
 def happenings(
     before: Membership, incarnations: Mapping[str, str], shown: Sequence[Shown]
 ) -> tuple[Happening, ...]:
-    """Return what has happened to the members of a generation, as the next one shows.
+    """Return what has happened to the workers of a generation, as the next one shows.
 
-    ``incarnations`` are of the processes of those ``before``. The changes are those that the table
-    of `evenstride.core.membership.member_table` knows. Who fell behind leaves and comes in again,
-    as it has no weights to train with.
+    ``incarnations`` are those of the workers of ``before``. The events are those in the table of
+    `evenstride.core.membership.member_table`. A worker that fell behind leaves and joins again,
+    because it has no weights to train with.
     """
     late = {shown[rank].name for rank in behind(shown)}
     now = {one.name: one.incarnation for one in shown}
-    told, stayed = list[Happening](), set[str]()
+    news, stayed = list[Happening](), set[str]()
     for worker in before.workers:
         if worker not in now:
-            told.append(Happening(worker, MembershipEvent.LOST, why="it is not in the quorum"))
+            news.append(Happening(worker, MembershipEvent.LOST, why="it is not in the quorum"))
         elif now[worker] != incarnations.get(worker):
-            told.append(Happening(worker, MembershipEvent.LOST, why="its process started again"))
+            news.append(Happening(worker, MembershipEvent.LOST, why="its process started again"))
         elif worker in late and before.standing(worker) is not MemberState.JOINING:
-            told.append(Happening(worker, MembershipEvent.LOST, why="it missed a step"))
+            news.append(Happening(worker, MembershipEvent.LOST, why="it missed a step"))
         else:
             stayed.add(worker)
     for worker in now:
         if worker not in stayed:
-            told.append(Happening(worker, MembershipEvent.JOIN))
+            news.append(Happening(worker, MembershipEvent.JOIN))
         if worker not in late and (
             worker not in stayed or before.standing(worker) is MemberState.JOINING
         ):
-            told.append(
+            news.append(
                 Happening(worker, MembershipEvent.READY, why="its weights are those of the others")
             )
-    return tuple(told)
+    return tuple(news)
 
 
 def check_alike(shown: Sequence[Shown]) -> None:
     """Raise unless the workers can train together.
 
-    `RanksDisagree` says that settings, names or first weights differ, `SplitDiverged` that they
-    have kept as many steps and stand at different data.
+    Raises `RanksDisagree` if settings, names or first weights differ, and `SplitDiverged` if
+    workers have kept equally many steps but are at different positions in the data.
     """
     names = [one.name for one in shown]
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise RanksDisagree(
-            f"two workers are called {twice}; give each a name of its own: LiveStride(name=...)"
+            f"two workers have the name {twice}; give each its own name: LiveStride(name=...)"
         )
     first = shown[0]
     for one in shown[1:]:
@@ -158,7 +158,7 @@ def check_alike(shown: Sequence[Shown]) -> None:
             if value != first.settings.get(key):
                 raise RanksDisagree(
                     f"the workers disagree on {key}: {first.settings.get(key)!r} on {first.name}, "
-                    f"{value!r} on {one.name}; give every worker the same"
+                    f"{value!r} on {one.name}; give every worker the same value"
                 )
     late = behind(shown)
     _check_state([one for rank, one in enumerate(shown) if rank not in late])
@@ -171,13 +171,13 @@ def _check_state(shown: Sequence[Shown]) -> None:
         if one.weights != fresh[0].weights:
             raise RanksDisagree(
                 f"{fresh[0].name} and {one.name} start from different weights, and neither has "
-                "trained; call torch.manual_seed with the same seed on every worker before the "
-                "model is made, or load the same checkpoint"
+                "trained; call torch.manual_seed with the same seed on every worker before "
+                "creating the model, or load the same checkpoint"
             )
     for one in shown[1:]:
         if one.position != first.position:
             raise SplitDiverged(
-                f"after {one.kept} steps {one.name} stands at {_where(one)}, {first.name} at "
+                f"after {one.kept} steps {one.name} stands at {_where(one)}, but {first.name} at "
                 f"{_where(first)}; load the same state on every worker, with the same loader"
             )
 
@@ -191,7 +191,7 @@ def _where(one: Shown) -> str:
 
 
 class LeaderRecord:
-    """What this worker knows as the leader, or would need to know as the next one."""
+    """What this worker knows as the leader, or needs to know as the next leader."""
 
     def __init__(self, policy: str, global_batch: int) -> None:
         self._policy, self._global_batch = policy, global_batch
@@ -213,7 +213,7 @@ class LeaderRecord:
         self._leader = None
 
     def form(self, shown: Sequence[Shown]) -> Plain:
-        """Return what all workers are told of the generation they form."""
+        """Return what the leader announces to the workers of a new generation."""
         check_alike(shown)
         number, step = generation_of(shown), shown[leader_of(shown)].position["step"]
         leader = self._leader
@@ -225,17 +225,17 @@ class LeaderRecord:
             leader.form(FleetFormed(number, step, self._global_batch, workers, news))
         self._leader = leader
         self._incarnations = {one.name: one.incarnation for one in shown}
-        told = {"shares": leader.control.rank_shares, "opening": leader.control.opening_left > 0}
-        return {**told, **self._known(leader)}
+        opening = leader.control.opening_left > 0
+        return {"shares": leader.control.rank_shares, "opening": opening, **self._known(leader)}
 
     def exchange(self, step: int, replies: list[Reply], checksum: int) -> Plain:
-        """Return the verdict on what all workers have measured, as all are told."""
+        """Return the decision for the measurements of all workers, as it is sent to them."""
         assert self._leader is not None, "only the leader judges"
         verdict = self._leader.exchange(step, replies, checksum)
         return {"verdict": verdict_to_plain(verdict), **self._known(self._leader)}
 
     def _begun(self, shown: Sequence[Shown], number: int, step: int) -> Leader:
-        """Return a new leader, which knows what the one before it told this worker."""
+        """Return a new leader with what the previous one has sent to this worker."""
         leader = Leader(Control(policy_from_spec(self._policy), memory_fraction=None))
         late = behind(shown)
         serving = tuple(one.worker for rank, one in enumerate(shown) if rank not in late)
@@ -257,7 +257,7 @@ class LeaderRecord:
 class LiveGeneration:
     """The workers of a quorum, as one of them sees it.
 
-    ``gather`` is collective over them. ``mine`` is what this worker tells the others.
+    ``gather`` is collective over them. ``mine`` is what this worker sends to the others.
     """
 
     def __init__(self, quorum: Quorum, lead: LeaderRecord, gather: Gather, mine: Shown) -> None:
@@ -270,18 +270,18 @@ class LiveGeneration:
         self.micro = any(one.micro for one in shown)
         if self._leader != quorum.rank:
             lead.retire()
-        told = self._formed(lambda: lead.form(shown))
+        formed = self._formed(lambda: lead.form(shown))
         step = self.position["step"]
-        self.shares: Shares = tuple(told["shares"])
-        self.gate = DrawBarrier(self.shares, step=step, blocking=told["opening"])
+        self.shares: Shares = tuple(formed["shares"])
+        self.gate = DrawBarrier(self.shares, step=step, blocking=formed["opening"])
         policy = mine.settings["policy"]
         self.recorder = Recorder(quorum.rank, lambda: None, loads_for(policy_from_spec(policy)))
-        self._next = self._due(told, step)
+        self._next = self._due(formed, step)
 
     def exchange(self, step: int) -> None:
-        """Let the leader decide, if it is time; collective, between two steps.
+        """Let the leader decide if an exchange is due; collective, between two steps.
 
-        `Broken` says that a worker is gone, `SplitDiverged` that one has applied other decisions.
+        Raises `Broken` if a worker is gone, and `SplitDiverged` if one has applied other decisions.
         """
         if step < self._next:
             return
@@ -290,43 +290,43 @@ class LiveGeneration:
         )
         mine = local.reply(self.gate.hold(standing=True))
         texts = self._gather(reply_to_text(mine))
-        told = self._told(
+        answer = self._answer(
             lambda: self._lead.exchange(step, list(map(reply_from_text, texts)), mine.checksum)
         )
-        verdict = verdict_from_plain(told["verdict"])
+        verdict = verdict_from_plain(answer["verdict"])
         self.shares = apply(verdict, self.quorum.rank, local, self.shares)
-        self._next = self._due(told, step)
+        self._next = self._due(answer, step)
 
     def _formed(self, judge: Callable[[], Plain]) -> Plain:
-        """Return what the leader tells all; a newcomer that is refused does not end the others.
+        """Return the leader's announcement; an error of a worker that joins ends only that one.
 
-        For those who were there before, its refusal is `Broken`: they meet again without it.
+        For the other workers the error is `Broken`: they form a generation without it.
         """
         try:
-            return self._told(judge)
+            return self._answer(judge)
         except EvenstrideError as error:
             if self.late and self.quorum.rank not in self.late:
                 late = ", ".join(self.names[rank] for rank in sorted(self.late))
-                raise Broken(f"{late} cannot be taken in: {error}") from error
+                raise Broken(f"{late} cannot join: {error}") from error
             raise
 
-    def _told(self, judge: Callable[[], Plain]) -> Plain:
-        """Return what the leader tells all workers; its error is raised on every one."""
+    def _answer(self, judge: Callable[[], Plain]) -> Plain:
+        """Return what the leader sends to all workers; its error is raised on every worker."""
         message: Plain = {}
         if self._leader == self.quorum.rank:
             try:
                 message = {"ok": judge()}
             except EvenstrideError as error:
                 message = {"error": to_plain(error)}
-            except Exception as error:  # the others must not wait for ever
-                logger.exception("the leader could not decide")
+            except Exception as error:  # of any type: the others must not wait for ever
+                logger.exception("the leader failed to decide")
                 message = {"error": to_plain(EvenstrideError(f"no decision: {error!r}"))}
-        answer = json.loads(self._gather(json.dumps(message))[self._leader])
-        if "error" in answer:
-            raise from_plain(answer["error"])
-        told: Plain = answer["ok"]
-        self._lead.learn(told)
-        return told
+        reply = json.loads(self._gather(json.dumps(message))[self._leader])
+        if "error" in reply:
+            raise from_plain(reply["error"])
+        answer: Plain = reply["ok"]
+        self._lead.learn(answer)
+        return answer
 
-    def _due(self, told: Plain, step: int) -> int:
-        return min(int(told["next"]), step + MOST_STEPS)
+    def _due(self, answer: Plain, step: int) -> int:
+        return min(int(answer["next"]), step + MOST_STEPS)

@@ -1,10 +1,10 @@
-"""The exact gradient of the global batch: sums of weighted gradients, and when they are made.
+"""The exact gradient of the global batch, as a sum of weighted gradients.
 
-The loss is weighted by ``n_k / N``, so the sum over the workers is the mean over all samples,
-however many workers there are. torchft's own wrapper of DDP averages instead, and with Gloo it
-cannot be used after a worker has died in the midst of a step (seen with torchft 0.2.0 on torch
-2.13: its hook asserts, and DDP refuses every backward pass from then on). So gradients are added
-up here, when the backward pass of a step's last batch ends.
+The loss is weighted by ``n_k / N``. So the sum over the workers is the mean over all samples, for
+any number of workers. torchft's own wrapper of DDP averages instead. With Gloo it cannot be used
+after a worker has failed within a step (seen with torchft 0.2.0 on torch 2.13: its hook asserts,
+and DDP refuses every later backward pass). So gradients are summed here, when the backward pass of
+a step's last batch ends.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ BUCKET_BYTES = 32 << 20
 
 
 class LiveGradients:
-    """Adds gradients up over the workers when a step's last backward pass ends."""
+    """Sums gradients over the workers when a step's last backward pass ends."""
 
     def __init__(self, watched: WatchedModels, batch: BatchInHand, add_up: AddUp) -> None:
         self._watched, self._batch, self._add_up = watched, batch, add_up
@@ -41,9 +41,8 @@ class LiveGradients:
         """Replace the gradients of a step by their sums over all workers; once per step."""
         if self._batch.committed:
             raise UsageError(
-                f"a second backward pass has run in step {draw.step}, whose gradients "
-                "had been added up over the workers; add the losses, and call backward() once "
-                "per batch"
+                f"a second backward pass has run in step {draw.step}, whose gradients were already "
+                "summed over the workers; add the losses, and call backward() once per batch"
             )
         sum_gradients(self._watched.parameters, self._add_up, counts=draw.share > 0)
 
@@ -51,9 +50,9 @@ class LiveGradients:
 def sum_gradients(parameters: Iterable[nn.Parameter], add_up: AddUp, *, counts: bool) -> None:
     """Replace gradients by their sums over the workers.
 
-    A parameter that no worker has used has no gradient afterwards either; one that some have used
-    has the same on all. ``parameters`` are the same on every worker, in the same order. ``counts``
-    tells whether this worker has samples in the step.
+    A parameter that no worker has used has no gradient afterwards. One that some workers have used
+    has the same gradient on all. ``parameters`` are the same on every worker, in the same order.
+    ``counts`` is whether this worker has samples in the step.
 
     Cost:
         Memory of one more copy of the gradients while it runs.
@@ -67,7 +66,7 @@ def sum_gradients(parameters: Iterable[nn.Parameter], add_up: AddUp, *, counts: 
 
 
 def _buckets(parameters: Iterable[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
-    """Yield parameters that travel together: of one type and device, and not too many bytes."""
+    """Yield parameters that are sent together: of one dtype and device, up to the bucket size."""
     alike: dict[tuple[torch.dtype, torch.device], list[nn.Parameter]] = {}
     for parameter in dict.fromkeys(parameters):
         if parameter.requires_grad:
@@ -85,7 +84,7 @@ def _buckets(parameters: Iterable[nn.Parameter]) -> Iterator[list[nn.Parameter]]
 
 
 def _packed(bucket: list[nn.Parameter], *, counts: bool) -> Tensor:
-    """Return all gradients of a bucket in a row, and behind them whether each was used."""
+    """Return the gradients of a bucket in one tensor, then for each whether it was used."""
     pieces = [p.new_zeros(p.numel()) if p.grad is None else p.grad.reshape(-1) for p in bucket]
     used = [float(counts and p.grad is not None) for p in bucket]
     return torch.cat([*pieces, bucket[0].new_tensor(used)])
@@ -108,16 +107,16 @@ def _unpack(bucket: list[nn.Parameter], flat: Tensor) -> None:
 def no_weights() -> None:
     """Refuse weights, with a `ConfigError`."""
     raise ConfigError(
-        "weights were asked for, and live mode counts samples only; leave scale(weight=...) out, "
+        "live mode weights batches by their number of samples only; leave scale(weight=...) out, "
         "and make the loss a mean over samples"
     )
 
 
 def live_step(commit: Callable[[Draw], None], add_up: AddUp) -> TrainingStep:
-    """Return what happens to each step of a worker.
+    """Return the training step of a worker.
 
-    ``commit`` is called when a step's gradients are added up. A generation brings its own queue of
-    measured steps, and no step is trained before it.
+    ``commit`` is called when a step's gradients are summed. A generation brings its own queue of
+    measured steps; no step is trained before the first generation.
     """
     clock, watched = RankClock(StepTimer([])), WatchedModels()
     batch = BatchInHand(watched)
@@ -134,26 +133,26 @@ def live_step(commit: Callable[[Draw], None], add_up: AddUp) -> TrainingStep:
 
 
 class VotingOptimizer(Optimizer):
-    """Votes before it steps; see `LiveStride.optimizer`.
+    """An optimizer that votes before it steps; see `LiveStride.optimizer`.
 
     Args:
-        optimizer: that steps.
-        vote: returns whether the step may be kept; the same for all optimizers of a step.
+        optimizer: The optimizer that steps.
+        vote: Returns whether the step may be kept; the same for all optimizers of a step.
     """
 
     def __init__(self, optimizer: Optimizer, vote: Callable[[], bool]) -> None:
-        # Nothing of the base class is used but its type, which schedulers ask for.
+        # Of the base class only the type is used, which schedulers check.
         self.inner, self._vote = optimizer, vote
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Step if this worker may keep the step in hand, else drop its gradients.
+        """Step if this worker may keep the current step, else drop its gradients.
 
         Raises:
             UsageError: with a closure, which would run more than one backward pass.
         """
         if closure is not None:
             raise UsageError(
-                "optimizer.step(closure) was called, and a step is voted on once, after its one "
+                "optimizer.step() got a closure, but a step is voted on once, after its single "
                 "backward pass; use an optimizer that needs no closure"
             )
         if self._vote():
@@ -174,20 +173,20 @@ class VotingOptimizer(Optimizer):
         self.inner.load_state_dict(state_dict)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Give it more parameters."""
+        """Add parameters to the optimizer that steps."""
         self.inner.add_param_group(param_group)
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
-        """Those of the optimizer that steps."""
+        """The parameter groups of the optimizer that steps."""
         return self.inner.param_groups
 
     @property
     def state(self) -> dict[Tensor, Any]:  # type: ignore[override]
-        """That of the optimizer that steps."""
+        """The state of the optimizer that steps."""
         return self.inner.state
 
     @property
     def defaults(self) -> dict[str, Any]:  # type: ignore[override]
-        """Those of the optimizer that steps."""
+        """The defaults of the optimizer that steps."""
         return self.inner.defaults

@@ -1,4 +1,4 @@
-"""One worker in live mode: step after step, who takes part, and what is kept."""
+"""One worker in live mode: for each step, the workers that take part, and the vote."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ logger = logging.getLogger("evenstride")
 
 @dataclass(frozen=True, slots=True)
 class LiveArguments:
-    """What the user asked of a `LiveStride`; see there."""
+    """The arguments of a `LiveStride`; see there."""
 
     global_batch: int
     seed: int
@@ -51,27 +51,27 @@ class LiveRun:
         self.progress = CommittedPosition(asked.seed, asked.global_batch)
         self.step = live_step(self.commit, self.quorums.add_up)
         self.layout: Plain = {}
-        self.micro = False  # whether this worker's loader may cut a share into micro-batches
+        self.micro = False  # whether this worker's loader may split a share into micro-batches
         self.committed = False  # whether the latest vote kept its step
         self.generation: LiveGeneration | None = None
-        self.standing = Standing(0, DrawBarrier(()))  # a loader is made before anybody has met
+        self.standing = Standing(0, DrawBarrier(()))  # for a loader before the first quorum
         self._lead = LeaderRecord(asked.policy, asked.global_batch)
         self._peer = myself(0)
         self._name = f"{self._peer.host}/{endpoint.name}"
         self._incarnation = uuid.uuid4().hex
         self._number = -1
         self._kept_any, self._dropped = False, -1
-        self._ready = False  # whether there is a generation for the next step
+        self._ready = False  # whether the next step has its generation
         self._trained: Draw | None = None
 
     def stand(self) -> Standing:
-        """Return where this worker stands in the next step; collective, between two steps.
+        """Return this worker's standing in the next step; collective, between two steps.
 
-        `WorkerLost` says that there is no quorum. Any other error is alike on every worker.
+        Raises `WorkerLost` if there is no quorum. Any other error is the same on every worker.
         """
         self._check_voted()
         if self.generation is not None and self.committed and self.progress.cursor.done:
-            return self.standing  # the epoch is over: nobody meets before the next one
+            return self.standing  # the epoch is over: no quorum is needed before the next one
         while not self._ready:
             try:
                 with self.step.clock.waiting():
@@ -82,25 +82,24 @@ class LiveRun:
         return self.standing
 
     def exchange(self) -> None:
-        """Do nothing: workers exchange when they have met, see `stand`."""
+        """Do nothing: workers exchange when they have connected; see `stand`."""
 
     def commit(self, draw: Draw) -> None:
-        """Note a trained step, to be voted on when the optimizer steps."""
+        """Note a trained step, for the vote at the optimizer's step."""
         self._trained = draw
 
     def explain_failure(self) -> None:
-        """Do nothing: the loss of a worker drops the step, and training goes on."""
+        """Do nothing: the loss of a worker drops the step, and training continues."""
 
     def vote(self) -> bool:
-        """Return whether the step in hand is kept; once per step, then the same again."""
+        """Return whether the current step is kept; votes once per step, then repeats the result."""
         if self._trained is None and not self._ready:
-            return self.committed  # of another optimizer in the same step
+            return self.committed  # another optimizer in the same step
         draw = self._trained
         if draw is None or not self.step.batch.synced:
             raise UsageError(
-                "optimizer.step() was called, and the step's last backward pass has not run; call "
-                "it after stride.scale(loss).backward(), with micro-batches under "
-                "`if stride.synced:`"
+                "optimizer.step() was called before the step's last backward pass; call it after "
+                "stride.scale(loss).backward(), with micro-batches under `if stride.synced:`"
             )
         with self.step.clock.waiting():
             self.committed = self.quorums.vote()
@@ -116,13 +115,13 @@ class LiveRun:
     def _check_voted(self) -> None:
         if self._trained is not None:
             raise UsageError(
-                f"the next batch was asked for, and step {self._trained.step} has not been voted "
-                "on; call optimizer.step() of stride.optimizer(...) after each step's last "
-                "backward pass"
+                f"the next batch was fetched, but step {self._trained.step} has not been voted on; "
+                "call optimizer.step() of stride.optimizer(...) after each step's last backward "
+                "pass"
             )
 
     def lay_out(self, layout: Plain, *, micro: bool) -> None:
-        """Note the training loader's layout, and whether it may cut a share into micro-batches."""
+        """Note the training loader's layout, and whether it may split shares."""
         self.layout, self.micro = layout, micro
 
     @property
@@ -139,11 +138,11 @@ class LiveRun:
             now.exchange(self.progress.step)
 
     def _check_another(self, quorum: Quorum) -> None:
-        """Who dropped a step must be in another quorum, else the others would not deal it again."""
+        """A worker that dropped a step must get a new quorum, or the others would not repeat it."""
         if quorum.number == self._dropped:
             raise WorkerLost(
-                f"quorum {quorum.number} goes on after this worker dropped a step in it; start the "
-                "worker again, and it gets the weights of the others"
+                f"quorum {quorum.number} continues although this worker dropped a step in it; "
+                "restart the worker, and it gets the weights of the others"
             )
 
     def _form(self, quorum: Quorum, kept: int) -> None:
@@ -152,13 +151,13 @@ class LiveRun:
         self.generation, self._number = formed, formed.number
         self.standing = Standing(quorum.rank, formed.gate)
         self.step.clock.timer.report_to(formed.recorder)
-        self.go_to(formed.position)  # who is late trains where the others are, who are there
+        self.go_to(formed.position)  # a worker that is behind takes the position of the others
         self.step.limits.cut(micro=formed.micro)
         if formed.quorum.rank == 0:
             logger.info("generation %d: %s", formed.number, ", ".join(formed.names))
 
     def _drop(self, error: Broken) -> None:
-        logger.warning("the workers meet again: %s", error)
+        logger.warning("the workers form a new group: %s", error)
         self._dropped = self._quorum_number
         self.quorums.give_up(error)
 
@@ -207,6 +206,6 @@ class LiveRun:
         self.go_to(state)
 
     def go_to(self, position: Plain) -> None:
-        """Stand where another worker stood; also comes with its weights, which it belongs to."""
+        """Go to another worker's position, which comes together with its weights."""
         self.progress.go_to_step(position["step"])
         self.progress.load(position)

@@ -1,4 +1,4 @@
-"""`LiveStride`: what a training script talks to in live mode."""
+"""`LiveStride`: the object that training scripts use in live mode."""
 
 from __future__ import annotations
 
@@ -38,34 +38,33 @@ class LiveLoader(TrainLoader):
     """An iterable over this worker's part of each global batch.
 
     ``len(loader)`` is the number of steps of an epoch. A batch whose step was dropped comes again,
-    cut among the workers there are then; samples are the same.
+    split among the workers of that moment. Its samples are the same.
     """
 
 
 class LiveStride:
-    """Balanced, exact training whose workers may die and come back. Experimental.
+    """Balanced, exact training whose workers may fail and rejoin. Experimental.
 
-    Every worker is a process of its own, started and restarted by whatever starts it, without
-    ``init_process_group``; torchft's Lighthouse brings them together.
+    Every worker is a process of its own, without ``init_process_group``. A launcher of your choice
+    starts and restarts it. torchft's Lighthouse connects the workers.
 
     Args:
-        global_batch: ``B``, samples per step over all workers, whoever is there.
-        seed: of the order of the samples and of the randomness of their loading.
-        policy: how the shares are set, as in `evenstride.Stride`; ``static:20,100`` cannot be.
-        name: of this worker, the same after a restart and no other's; ``REPLICA_GROUP_ID`` if not
-            given.
-        lighthouse: address of the Lighthouse, ``http://HOST:29510``; ``TORCHFT_LIGHTHOUSE`` if not
-            given.
-        host: name or address under which the other workers reach this one; its host name if not
-            given.
-        min_workers: fewest workers that a step may be trained by.
-        min_share: fewest samples of *this* worker in a full step.
-        max_share: most samples of *this* worker in a step; ``None`` for no limit.
-        timeout_s: how long a collective, a vote or the transfer of weights may take.
-        quorum_timeout_s: how long a worker waits for a quorum before it gives up.
+        global_batch: Samples per step over all present workers, the same in every step.
+        seed: Seed for the sample order and for per-sample augmentation.
+        policy: Rule that sets the shares, as in `evenstride.Stride`; not ``static:20,100``.
+        name: Name of this worker, unique and the same after a restart; ``None`` uses
+            ``REPLICA_GROUP_ID``.
+        lighthouse: Address of the Lighthouse, ``http://HOST:29510``; ``None`` uses
+            ``TORCHFT_LIGHTHOUSE``.
+        host: Name or address at which other workers reach this one; ``None`` for its host name.
+        min_workers: Smallest number of workers that may train a step.
+        min_share: Smallest share of *this* worker in a full step, in samples.
+        max_share: Largest share of *this* worker, in samples; ``None`` for no limit.
+        timeout_s: Seconds that a collective, a vote or the transfer of weights may take.
+        quorum_timeout_s: Seconds that a worker waits for a quorum before it raises.
 
     Raises:
-        ConfigError: name or Lighthouse are not given, or a setting cannot be.
+        ConfigError: The name or the Lighthouse is missing, or a setting is invalid.
     """
 
     def __init__(
@@ -117,27 +116,27 @@ class LiveStride:
         """Return the training loader; there is one per `LiveStride`. Not collective.
 
         Args:
-            dataset: map-style, with a length, the same on every worker.
-            shuffle: false keeps the data set's order.
-            drop_last: leave out the last, incomplete *global* batch.
-            max_micro_batch: most samples in one batch of this worker; larger shares come as
-                several batches, to be used with `accumulate`. Shares grow when workers die.
-            seeded: load each sample under random seeds of its own.
-            **options: those of `torch.utils.data.DataLoader`, except ``batch_size``,
+            dataset: Map-style data set with a length, the same on every worker.
+            shuffle: ``False`` keeps the order of the data set.
+            drop_last: Leave out the last, incomplete *global* batch.
+            max_micro_batch: Largest micro-batch of this worker, in samples. A larger share comes as
+                several micro-batches; use `accumulate` then. Shares grow when workers fail.
+            seeded: Seed torch, numpy and random for each sample.
+            **options: Options of `torch.utils.data.DataLoader`, except ``batch_size``,
                 ``sampler`` and ``batch_sampler``.
 
         Raises:
-            ConfigError: the data set or an option cannot be, or there is a loader already.
+            ConfigError: The data set or an option is invalid, or a loader exists already.
         """
         if self._loader is not None:
             raise ConfigError(
-                "this LiveStride has a training loader already, and it can have one only; "
-                "keep it for all epochs"
+                "this LiveStride has a training loader already and can have only one; keep it for "
+                "all epochs"
             )
         if isinstance(dataset, Shards):
             raise ConfigError(
-                "Shards were given, and live mode needs samples that anyone can load; use a "
-                "map-style data set"
+                "live mode does not support Shards, because it needs samples that any worker can "
+                "load; use a map-style data set"
             )
         check_options(options)
         check_micro_batch(max_micro_batch)
@@ -153,19 +152,19 @@ class LiveStride:
         return self._loader
 
     def watch(self, model: ModelT) -> ModelT:
-        """Return the same model; its gradients are added up over the workers from now on.
+        """Return the same model; its gradients are summed over the workers from now on.
 
         Args:
-            model: a plain module, the same on every worker, with equal weights on all that start
-                at the beginning. Its state is sent to workers that come later.
+            model: A plain module, the same on every worker, with equal weights on all workers of
+                the first step. Its state is sent to workers that join later.
 
         Raises:
-            ConfigError: it is wrapped in an engine that averages by itself.
+            ConfigError: The model is wrapped in an engine that averages gradients.
         """
         if isinstance(model, DistributedDataParallel) or is_sharded(model):
             raise ConfigError(
                 f"watch() got a {type(model).__name__}, which averages over a fixed process group; "
-                "give live mode the plain module"
+                "pass the plain module in live mode"
             )
         self._run.step.watch(model)
         self._carry("model", model.load_state_dict, model.state_dict)
@@ -174,53 +173,56 @@ class LiveStride:
     def optimizer(self, optimizer: Optimizer) -> VotingOptimizer:
         """Return an optimizer whose ``step()`` votes, and does nothing if the step is dropped.
 
-        Its state is sent to workers that come later. A step is dropped when a worker died in it;
-        its batch comes again. So step a schedule under ``if stride.committed:`` only.
+        Its state is sent to workers that join later. A step is dropped if a worker failed in it;
+        its batch comes again. So step a learning rate schedule only under
+        ``if stride.committed:``.
 
         Raises:
-            ConfigError: it has parameters of models that `watch` was not given.
+            ConfigError: The optimizer has parameters of models that were not given to `watch`.
         """
         ours = {id(p) for p in self._run.step.watched.parameters}
         groups = optimizer.param_groups
         strange = sum(id(p) not in ours for group in groups for p in group["params"])
         if strange:
             raise ConfigError(
-                f"the optimizer has {strange} parameter(s) of no watched model, whose gradients "
-                "nobody adds up; call model = stride.watch(model) before stride.optimizer()"
+                f"the optimizer has {strange} parameter(s) that belong to no watched model, so "
+                "their gradients are not summed; call model = stride.watch(model) before "
+                "stride.optimizer()"
             )
         self._carry("optimizer", optimizer.load_state_dict, optimizer.state_dict)
         return VotingOptimizer(optimizer, self._run.vote)
 
     def carry(self, stateful: Any) -> None:
-        """Send the state of something else (a schedule, say) to workers that come later, too.
+        """Also send the state of another object to workers that join later.
 
         Args:
-            stateful: has ``state_dict`` and ``load_state_dict``; every worker must give the same
-                in the same order, before the first step.
+            stateful: Object with ``state_dict`` and ``load_state_dict``, such as a schedule. Every
+                worker must pass the same objects in the same order, before the first step.
         """
         self._carry("more", stateful.load_state_dict, stateful.state_dict)
 
     def scale(self, loss: Tensor) -> Tensor:
-        """Return ``loss * n_k / N``, whose gradients add up to the exact mean over all samples.
+        """Return ``loss * n_k / N``, whose gradients sum to the exact mean over all samples.
 
         Args:
-            loss: mean over the samples of this worker's batch, a scalar. One backward pass per
-                batch: add losses up before.
+            loss: Mean over the samples of this worker's batch; a tensor of one element. Only one
+                backward pass per batch is possible: add several losses first.
 
         Raises:
-            ScaleError: outside the loop, or for a loss scaled before or of several elements.
+            ScaleError: Called outside the loop, or the loss was scaled before or has several
+                elements.
         """
         return self._run.step.scaling.scale(loss, None)
 
     @contextlib.contextmanager
     def accumulate(self, model: nn.Module) -> Iterator[None]:
-        """Wrap forward and backward pass of one micro-batch; see `evenstride.Stride`."""
+        """Wrap the forward and backward pass of one micro-batch; see `evenstride.Stride`."""
         with self._run.step.accumulation.accumulate(model):
             yield
 
     @property
     def synced(self) -> bool:
-        """Whether the batch in hand is its step's last, so that the optimizer is due."""
+        """Whether this is the last micro-batch of the step, so that the optimizer must step."""
         return self._run.step.batch.synced
 
     @property
@@ -230,7 +232,7 @@ class LiveStride:
 
     @property
     def samples(self) -> int:
-        """Samples of the batch in hand that count: 0 while weights are on their way."""
+        """Samples of the current batch; 0 while the weights are being received."""
         return self._run.step.batch.read_samples()
 
     @property
@@ -240,29 +242,29 @@ class LiveStride:
 
     @property
     def workers(self) -> tuple[str, ...]:
-        """Names of the workers of the present generation; none before the first step."""
+        """Names of the workers of the current generation; empty before the first step."""
         return () if self._run.generation is None else self._run.generation.names
 
     @property
     def generation(self) -> int:
-        """Number of the present generation; -1 before the first step."""
+        """Number of the current generation; -1 before the first step."""
         return -1 if self._run.generation is None else self._run.generation.number
 
     @property
     def epoch(self) -> int:
-        """The current epoch, of all workers; a worker that comes back learns it with its loop."""
+        """Number of the current epoch; a worker that rejoins learns it when its loop starts."""
         return self._run.progress.epoch
 
     @property
     def step(self) -> int:
-        """Steps kept since the very beginning, by whoever was there."""
+        """Steps kept since the start of training, over all workers and restarts."""
         return self._run.progress.earlier + self._run.progress.step
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position in the data: plain values, the same on every worker.
+        """Return the position in the data as plain values, the same on every worker.
 
         Raises:
-            StepInFlight: between a step's backward pass and its vote.
+            StepInFlight: Called between the backward pass of a step and its vote.
         """
         batch = self._run.step.batch
         if batch.mid_step or batch.unstepped:
@@ -273,12 +275,12 @@ class LiveStride:
         """Go to a saved position; every worker must load the same, before its first step.
 
         Raises:
-            ConfigError: the state is of another seed, global batch or data set.
+            ConfigError: The state belongs to another seed, global batch or data set.
         """
         self._run.load(state)
 
     def close(self) -> None:
-        """Leave the others and end the threads; otherwise done when the program ends."""
+        """Leave the group and stop the threads; else this happens when the program ends."""
         if self._closed:
             return
         self._closed = True
@@ -296,7 +298,7 @@ def _given(setting: str, value: str | None, variable: str) -> str:
     value = value or os.environ.get(variable)
     if not value:
         raise ConfigError(
-            f"LiveStride has no {setting}, and {variable} is not set either; give "
+            f"LiveStride has no {setting}, and {variable} is not set; pass "
             f"LiveStride({setting}=...) or set {variable}"
         )
     return value
@@ -305,6 +307,6 @@ def _given(setting: str, value: str | None, variable: str) -> str:
 def _check_policy(spec: str) -> None:
     if isinstance(policy_from_spec(spec), GivenShares):
         raise ConfigError(
-            f"policy is {spec!r}, with a share for each worker, and live mode must deal out the "
-            "batch to any number of workers; use 'adaptive' or 'uniform'"
+            f"policy is {spec!r}, with a share for each worker, but in live mode the number of "
+            "workers may change; use 'adaptive' or 'uniform'"
         )

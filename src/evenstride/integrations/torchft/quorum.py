@@ -1,7 +1,7 @@
-"""Who takes part in the next step, as torchft's Lighthouse says, and their messages to each other.
+"""The workers of the next step, as torchft's Lighthouse reports them, and messages between them.
 
-Everything here is called by the training thread, between two steps. Messages go through the very
-connections that average the gradients, so a worker that dies breaks them at once, whoever waits.
+The training thread calls everything here, between two steps. Messages use the same connections as
+the sums of gradients, so a worker that fails breaks them at once for every worker that waits.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ class WorkerEndpoint:
 
     name: str  # of this worker, the same after a restart
     lighthouse: str  # address of the Lighthouse
-    host: str  # name or address under which the other workers reach this one
-    min_workers: int  # fewest workers that a step may be trained by
-    timeout_s: float  # how long a collective, a vote or the transfer of weights may take
-    quorum_timeout_s: float  # how long a worker waits for a quorum
+    host: str  # name or address at which other workers reach this one
+    min_workers: int  # smallest number of workers that may train a step.
+    timeout_s: float  # that a collective, a vote or the transfer of weights may take
+    quorum_timeout_s: float  # for which a worker waits for a quorum
 
 
 class Quorums:
@@ -45,7 +45,7 @@ class Quorums:
         self._latest: Quorum | None = None
         self._known = threading.Event()
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="evenstride-quorum")
-        # Other workers meet here when this one is the first of a quorum.
+        # Other workers connect here when this one is the first of a quorum.
         self._store = TCPStore(endpoint.host, 0, is_master=True, wait_for_workers=False)
         self._group: Any = ProcessGroupGloo(timeout=timeout)
         self._hear_of_quorums()
@@ -54,9 +54,9 @@ class Quorums:
             load_state_dict=None,
             state_dict=None,
             min_replica_size=endpoint.min_workers,
-            # Else a newcomer would hear of its quorum after it has got its weights only.
+            # Otherwise a worker that joins would learn its quorum only after it has its weights.
             use_async_quorum=True,
-            # All start from equal weights, which is checked; who comes later gets the others'.
+            # All start from equal weights, which is checked; a later worker gets those weights.
             init_sync=False,
             timeout=timeout,
             quorum_timeout=timedelta(seconds=endpoint.quorum_timeout_s),
@@ -71,10 +71,10 @@ class Quorums:
         )
 
     def begin(self) -> Quorum:
-        """Return the quorum of the next step, weights that are on their way or not.
+        """Return the quorum of the next step, even while weights are being received.
 
-        `Broken` says that its workers could not be connected. `WorkerLost` says that the Lighthouse
-        does not answer, or that too few workers came in time.
+        Raises `Broken` if its workers could not be connected, and `WorkerLost` if the Lighthouse
+        does not answer or too few workers came in time.
         """
         self._known.clear()
         try:
@@ -90,9 +90,9 @@ class Quorums:
         return self._latest
 
     def gather(self, text: str) -> list[str]:
-        """Return the texts of all workers, in the order of their ranks; collective.
+        """Return the texts of all workers, in rank order; collective.
 
-        `Broken` says that a worker is gone.
+        Raises `Broken` if a worker is gone.
         """
         mine = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
         try:
@@ -100,48 +100,48 @@ class Quorums:
             padded = torch.zeros(max(sizes), dtype=torch.uint8)
             padded[: len(mine)] = mine
             rows = self._all(padded)
-        except Exception as error:  # torch raises what it likes when a connection closes
+        except Exception as error:  # torch raises various types when a connection closes
             raise Broken(f"a worker is gone: {error}") from error
         return [bytes(row[:n].tolist()).decode() for row, n in zip(rows, sizes, strict=True)]
 
     def add_up(self, tensors: list[torch.Tensor]) -> None:
         """Replace tensors by their sums over all workers that have their weights; collective.
 
-        If a worker is gone, what they hold is garbage, and `vote` says no.
+        If a worker is gone, the sums are wrong, and `vote` returns ``False``.
         """
         works = [self.manager.allreduce(tensor, reduce_op=ReduceOp.SUM) for tensor in tensors]
         for work in works:
             work.wait()
 
     def vote(self) -> bool:
-        """Return whether this worker may keep the step; whoever may not gets it from those who do.
+        """Return whether this worker may keep the step; otherwise it gets the others' state.
 
-        Whatever was received meanwhile (weights, optimizer states) is put in place by this call.
+        This call also loads what was received in the meantime (weights, optimizer states).
         """
         if self.manager.errored():
-            # Nobody must wait for this worker in a collective that it has given up.
+            # No worker must wait for this one in a collective that it has given up.
             self._group.abort()
         return bool(self.manager.should_commit())
 
     def give_up(self, error: Exception) -> None:
-        """Drop the step in hand without training it."""
+        """Drop the current step without training it."""
         self.manager.report_error(error)
         self.vote()
 
     def close(self) -> None:
-        """Leave; the others notice it by the connections that end."""
+        """Leave; the others notice it by the closed connections."""
         self.manager.shutdown(wait=False)
         self._pool.shutdown(wait=False, cancel_futures=True)
         self._group.abort(errored=False)
 
     def _all(self, tensor: torch.Tensor) -> list[torch.Tensor]:
-        assert self._latest is not None, "there is a quorum before anything is gathered"
+        assert self._latest is not None, "a quorum exists before anything is gathered"
         rows = [torch.zeros_like(tensor) for _ in range(self._latest.world_size)]
         self._group.allgather([rows], [tensor], AllgatherOptions()).wait()
         return rows
 
     def _hear_of_quorums(self) -> None:
-        """Learn of a quorum when it is connected, which is before weights are received."""
+        """Note a quorum when it is connected, which is before weights are received."""
         configure = self._group.configure
 
         def heard(store: str, replica: str, rank: int, size: int, number: int, *rest: Any) -> None:
@@ -161,7 +161,7 @@ class Quorums:
     def _no_quorum(self, error: Exception) -> WorkerLost:
         one = self._endpoint
         return WorkerLost(
-            f"worker {one.name} asked for a quorum and got none within {one.quorum_timeout_s:.0f} "
-            f"s ({error}); a step needs the Lighthouse at {one.lighthouse} and as many workers as "
-            f"it and min_workers={one.min_workers} ask for: start them, or ask for fewer"
+            f"worker {one.name} found no quorum within {one.quorum_timeout_s:.0f} s ({error}). A "
+            f"step needs the Lighthouse at {one.lighthouse}, and as many workers as the Lighthouse "
+            f"and min_workers={one.min_workers} require: start them, or require fewer"
         )

@@ -1,4 +1,4 @@
-"""Run one script under several policies or modes in turn, and compare them from their traces.
+"""Run a script under several policies or modes in turn, and compare them by their traces.
 
-Start with `lab_session`.
+Start with `lab_session`. `paired_ratios` has the statistics.
 """

@@ -1,8 +1,4 @@
-"""What comparisons on real processes came to, and how true workers' curves judge them.
-
-Every worker's curve is measured with all at work and no synchronisation, before and after the
-runs.
-"""
+"""The figures of a comparison on real processes, and the time curves of its workers."""
 
 from __future__ import annotations
 
@@ -13,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from evenstride.core.allocation.integer_splits import equal_finish
-from evenstride.core.allocation.speedup import linear_bound, prospect
+from evenstride.core.allocation.speedup import Prospect, linear_bound, prospect
 from evenstride.core.arrays import Shares
 from evenstride.core.fleet import Fleet, Worker, as_shares
 from evenstride.core.time_model.estimates import TimeModel
@@ -22,30 +18,33 @@ from evenstride.lab.processes.speeds import Speeds
 
 Curve = Mapping[int, float]
 """Mean seconds of one worker's step at each batch size that was measured."""
+Interval = tuple[float, float]
+"""Lower and upper end of a 95 % confidence interval."""
 
 TOLERANCE = 0.05
-"""Two calibrations that differ by more than this part mean that the machine was disturbed."""
+"""Two calibrations that differ by more than this describe different machines."""
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyRun:
-    """One policy's figures."""
+    """The figures of one policy."""
 
     policy: str  # its specification
-    step_s: float  # median over the warm blocks of their median step
-    samples_per_s: float  # global batch over that
-    efficiency: float | None  # time of the fastest fixed split that was run over ``step_s``
-    shares: Shares  # in force at the end
-    final_loss: float | None  # mean training loss over the last steps; ``None`` where not known
-    test_accuracy: float | None  # on the held-out samples; ``None`` where not known
-    samples_lost: int | None  # delivered to nobody in an epoch that was finished, counted from ids
-    samples_repeated: int | None  # delivered more than once in one epoch, counted from ids
+    step_s: float  # geometric mean of the step times of the warm blocks
+    samples_per_s: float
+    efficiency: float | None  # step time of the fastest fixed split divided by ``step_s``
+    shares: Shares  # at the end of the run
+    final_loss: float | None  # mean training loss over the last steps; ``None`` if unknown
+    test_accuracy: float | None
+    samples_lost: int | None  # missing from finished epochs, counted from sample ids
+    samples_repeated: int | None  # delivered twice in one epoch, counted from sample ids
     changes: int  # changes of the split after the opening
+    efficiency_interval: Interval | None = None  # of the efficiency; ``None`` if unknown
 
 
 @dataclass(frozen=True, slots=True)
 class Oracle:
-    """The fastest fixed split that was run in the same comparison."""
+    """The fastest fixed split of the comparison."""
 
     shares: Shares
     step_s: float
@@ -53,24 +52,33 @@ class Oracle:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """A whole comparison of policies; field names are those of the JSON output."""
+    """A comparison of policies; the field names are the keys of the JSON output."""
 
-    workers: int  # their number
-    speeds: Speeds  # asked for
-    achieved_speeds: Speeds  # as calibrated, on the same scale; empty without a calibration
-    disturbed: bool  # whether the calibrations before and after differ by more than 5 %
-    drift: float  # by how much they differ
-    limits: str  # how the speeds were kept
-    global_batch: int  # samples per step
-    runs: list[PolicyRun]  # one per policy
-    oracle: Oracle | None  # the fastest fixed split, if one was run
-    speedup: float | None  # time of the equal split over that of the balanced one, both as run
-    # Equal over best split under the calibrated curves and communication; ``None`` without a
-    # calibration, or where speeds that changed leave it no meaning.
+    workers: int
+    speeds: Speeds  # as requested
+    achieved_speeds: Speeds  # as measured, on the same scale; empty without a calibration
+    disturbed: bool  # whether the interval of a ratio is too wide to quote the ratio
+    # Largest relative change of a worker's speed during the comparison.
+    drift: float
+    limits: str  # how the CPU limits are enforced
+    global_batch: int
+    runs: list[PolicyRun]
+    oracle: Oracle | None  # ``None`` if no fixed split ran
+    speedup: float | None  # step time of the equal split divided by that of the balanced policy
+    # Step time of the equal split divided by that of the best possible split. ``None`` without a
+    # calibration and for speeds that change.
     bound: float | None
-    linear_bound: float | None  # mean over slowest speed; ``None`` in the same cases
+    linear_bound: float | None  # mean speed divided by slowest speed; ``None`` in the same cases
     trace: str  # of the balanced run
-    caveats: tuple[str, ...] = ()  # sentences on what makes the figures less than they could be
+    caveats: tuple[str, ...] = ()  # sentences on what limits the accuracy of the figures
+    speedup_interval: Interval | None = None
+    bound_interval: Interval | None = None
+    of_bound: float | None = None  # speed-up divided by bound
+    of_bound_interval: Interval | None = None
+    pairs: int = 0  # of blocks that the intervals follow from
+    # Largest half-width of the intervals, as a fraction of the ratio; 0 without an interval.
+    uncertainty: float = 0.0
+    report: str | None = None  # path of the report page, if there is one
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -78,7 +86,7 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What one worker's step takes, as calibrated: ``fixed_s + per_sample_s * samples``."""
+    """A worker's step time as calibrated: ``fixed_s + per_sample_s * samples``."""
 
     fixed_s: float
     per_sample_s: float
@@ -86,19 +94,21 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class ModesComparison:
-    """What modes and policies came to; fields as in `Comparison`, named as in the JSON output."""
+    """A comparison of modes and policies; fields as in `Comparison`, named as in the JSON."""
 
     workers: int
     speeds: Speeds
     achieved_speeds: Speeds
-    costs: tuple[Cost, ...]  # of the workers' steps, as calibrated; empty without a calibration
+    costs: tuple[Cost, ...]  # of the workers, as calibrated; empty without a calibration
     disturbed: bool
     drift: float
     limits: str
     global_batch: int  # samples per step, or per round of the workers' own updates
-    runs: tuple[Rates, ...]  # one after the other, as they ran
+    runs: tuple[Rates, ...]  # in the order they ran
     folder: str  # of traces and logs
     caveats: tuple[str, ...] = ()
+    # Largest half-width of the 95 % interval of a ratio, as a fraction of the ratio.
+    uncertainty: float = 0.0
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -112,40 +122,47 @@ class ModesComparison:
 
 @dataclass(frozen=True, slots=True)
 class Calibrated:
-    """What two calibrations say about the workers, and what balancing can give on them."""
+    """Speeds, costs and bounds from two calibrations."""
 
     achieved_speeds: Speeds
-    disturbed: bool
-    drift: float
+    drift: float  # largest relative change of a worker's speed between the two
     bound: float
     linear_bound: float
     costs: tuple[Cost, ...]
 
+    @property
+    def disturbed(self) -> bool:
+        return self.drift > TOLERANCE
+
 
 def calibrated(
-    before: list[Curve],
-    after: list[Curve],
+    before: Sequence[Curve],
+    after: Sequence[Curve],
     speeds: Speeds,
     global_batch: int,
     communication_s: float = 0.0,
 ) -> Calibrated:
-    """Return the verdict of a calibration before and one after."""
+    """Return what two calibrations say about the workers."""
     curves = mean_curves(before, after)
     model = true_model(curves)
-    hope = prospect(model, _fleet(len(curves), global_batch), communication_s)
-    moved = drift(before, after)
     return Calibrated(
         achieved_speeds=achieved_speeds(curves, max(speeds)),
-        disturbed=moved > TOLERANCE,
-        drift=round(moved, 4),
-        bound=hope.bound,
+        drift=round(drift(before, after), 4),
+        bound=prospect_of(curves, global_batch, communication_s).bound,
         linear_bound=linear_bound(1.0 / model.per_sample_s),
         costs=tuple(map(Cost, model.fixed_s.tolist(), model.per_sample_s.tolist())),
     )
 
 
+def prospect_of(
+    curves: Sequence[Curve], global_batch: int, communication_s: float = 0.0
+) -> Prospect:
+    """Return the step times of the equal and of the best split that follow from the curves."""
+    return prospect(true_model(curves), _fleet(len(curves), global_batch), communication_s)
+
+
 def best_split(curves: Sequence[Curve], global_batch: int) -> Shares:
-    """Return the best integer split for the calibrated curves."""
+    """Return the best integer split for the curves."""
     fleet = _fleet(len(curves), global_batch)
     return as_shares(equal_finish(true_model(curves), fleet.lower, fleet.upper, global_batch))
 
@@ -155,9 +172,9 @@ def _fleet(workers: int, global_batch: int) -> Fleet:
 
 
 def true_model(curves: Sequence[Curve]) -> TimeModel:
-    """Return the affine curves through each worker's measured points.
+    """Return affine time curves, fitted to each worker's measured points.
 
-    Fitted by least squares on relative errors, with a fixed time of at least 0.
+    The fit minimises the squares of the relative errors. Fixed times are at least 0.
     """
     fits = [_affine(curve) for curve in curves]
     return TimeModel.affine([fixed for fixed, _ in fits], [per_sample for _, per_sample in fits])
@@ -177,7 +194,7 @@ def _affine(curve: Curve) -> tuple[float, float]:
 
 
 def mean_curves(first: Sequence[Curve], second: Sequence[Curve]) -> list[dict[int, float]]:
-    """Return the curves between two calibrations of the same workers."""
+    """Return the means of two calibrations of the same workers."""
     return [
         {size: 0.5 * (a[size] + b[size]) for size in a if size in b}
         for a, b in zip(first, second, strict=True)
@@ -185,10 +202,10 @@ def mean_curves(first: Sequence[Curve], second: Sequence[Curve]) -> list[dict[in
 
 
 def drift(before: Sequence[Curve], after: Sequence[Curve]) -> float:
-    """Return the largest change of a worker's speed between two calibrations, as a part.
+    """Return the largest relative change of a worker's speed between two calibrations.
 
-    A worker's speed is judged on the sum of its times over all sizes, which averages out what
-    a single short measurement is off by.
+    A worker's speed follows from the sum of its times over the sizes of both calibrations. The sum
+    averages the noise of single short measurements.
     """
     changes = []
     for a, b in zip(before, after, strict=True):
@@ -198,6 +215,6 @@ def drift(before: Sequence[Curve], after: Sequence[Curve]) -> float:
 
 
 def achieved_speeds(curves: Sequence[Curve], fastest: float) -> tuple[float, ...]:
-    """Return each worker's speed as measured, on the scale of the speeds that were asked for."""
+    """Return each worker's measured speed, on the scale of the requested speeds."""
     per_sample = true_model(curves).per_sample_s
     return tuple(round(float(fastest * per_sample.min() / p), 4) for p in per_sample)

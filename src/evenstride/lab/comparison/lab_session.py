@@ -1,20 +1,28 @@
-"""A lab session: a user's script on limited workers, under several policies or modes in turn."""
+"""A lab session: a user's script on CPU-limited workers, under several policies or modes."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TypeVar
 
+from evenstride.core.allocation.speedup import Prospect
 from evenstride.core.arrays import Shares
 from evenstride.core.policies import policy_from_spec
 from evenstride.core.policies.static import GivenShares
 from evenstride.core.sync_modes.mode_specs import SyncMode, sync_from_spec
 from evenstride.core.time_model.observation import median
 from evenstride.errors import ConfigError, TraceError
+from evenstride.lab.comparison.block_comparison import (
+    Ratios,
+    busy_curves,
+    compare_blocks,
+    completed,
+)
 from evenstride.lab.comparison.comparison_result import (
     Calibrated,
     Comparison,
@@ -22,9 +30,14 @@ from evenstride.lab.comparison.comparison_result import (
     ModesComparison,
     Oracle,
     PolicyRun,
+    achieved_speeds,
     best_split,
     calibrated,
+    drift,
+    mean_curves,
+    prospect_of,
 )
+from evenstride.lab.comparison.paired_ratios import UNCERTAIN, geometric_mean, paired_ratio
 from evenstride.lab.comparison.trace_figures import (
     BLOCK_STEPS,
     Rates,
@@ -45,58 +58,70 @@ from evenstride.lab.processes.trial_checkpoints import (
 )
 
 LEAST_PERIODS = 10
-"""A step should span so many periods of the limits."""
+"""Fewest periods of the CPU limits in a step whose time means something."""
 _SIZE_S = 2.0
 _NOT_OURS = {"EVENSTRIDE_CALIBRATE": "", "EVENSTRIDE_TRACE": "", "EVENSTRIDE_MAX_STEPS": ""}
-# Runs are compared at one batch: of a script that leaves it open, the lower bound.
+# Runs are compared at one batch. A script that leaves it open trains at the lower bound.
 _ONE_BATCH = "EVENSTRIDE_GLOBAL_BATCH"
+_ONE_ROUND = {
+    True: "each policy ran once, so the intervals allow for half the drift between the two "
+    "calibrations; give --repeats 2 or more for intervals from the runs alone",
+    False: "each policy ran once, so the intervals do not include the drift of the machine's speed "
+    "from one run to the next; give --repeats 2 or more",
+}
+"""Caveats of a single round, by whether there is a calibration."""
+
+_ArmT = TypeVar("_ArmT")
 
 
 @dataclass(frozen=True, slots=True)
 class LabPlan:
-    """What one lab session does."""
+    """The request for a lab session."""
 
     command: tuple[str, ...]  # script and arguments
     speeds: Speeds  # of the workers
-    policies: tuple[str, ...]  # to compare, in the order they alternate
-    steps: int  # per run; the first 40 count as cold
-    repeats: int  # runs of each policy
-    changes: tuple[SpeedChange, ...]  # of speed during each run
+    policies: tuple[str, ...]  # to compare; every other round reverses their order
+    steps: int  # per run, including the 40 steps of the cold block
+    repeats: int  # rounds, in which each policy runs once
+    changes: tuple[SpeedChange, ...]
     folder: Path  # for traces and logs
-    calibrate: bool  # whether to measure the workers' true curves before and after
-    # Whether to run the calibrated optimum, and where ``adaptive`` ended, as fixed splits beside
-    # the policies; needs ``calibrate``.
+    # Whether to measure the workers apart from training, before and after.
+    calibrate: bool
+    # Whether to run fixed splits too: the calibrated optimum, and the last split of ``adaptive``.
+    # Needs ``calibrate``.
     fixed_splits: bool = True
-    # Of synchronisation to compare, each under every policy; the script's own if empty.
+    # Synchronisation modes to compare, each under every policy. If empty, the script's own mode.
     modes: tuple[SyncMode, ...] = ()
-    # Whether every run starts from the newest checkpoint in the script's own folder; else from
-    # scratch.
+    # Whether every run starts from the newest checkpoint in the script's own folder.
     restore: bool = False
 
 
 @dataclass(slots=True)
 class Viewer:
-    """Told what goes on."""
+    """Callbacks that show the progress of a session."""
 
-    say: Callable[[str], None] = lambda _: None  # a line for people
-    # A run's trace and title, as it begins.
+    say: Callable[[str], None] = lambda _: None  # prints a line
+    # Called with trace and title of each run that starts.
     begins: Callable[[Path, str], None] = lambda _path, _title: None
-    # Called some 20 times a second with the run's standing.
+    # Called about 20 times a second with the progress of the run.
     watch: Callable[[LaunchProgress], None] = lambda _: None
 
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """Runs the script of a plan, over and over."""
+    """Runs the script of a plan, again and again."""
 
     plan: LabPlan
     limits: Limits  # of the workers
-    caveat: str  # what makes them less than they could be; empty if nothing does
+    caveat: str  # what makes the limits less accurate; empty if nothing does
     viewer: Viewer
-    trials: Trials  # the folder of the runs' checkpoints; runs share none
+    trials: Trials  # the folder for the checkpoints of the runs; each run has its own subfolder
 
     def calibrate(self, name: str) -> list[Curve]:
-        """Return every worker's curve, all measured at once, each running the script alone."""
+        """Return the time curve of every worker.
+
+        All workers are measured at the same time. Each runs the script in a group of its own.
+        """
         self.viewer.say(f"calibrating ({name}) ...")
         folder, total = self.plan.folder / name, sum(self.plan.speeds)
         workers = len(self.plan.speeds)
@@ -120,9 +145,9 @@ class Session:
         return [measured_curve(self._made(trace)) for trace in traces]
 
     def train(self, policy: str, repeat: int, sync: str = "") -> Path:
-        """Run the script under a policy, in a mode or its own; return the trace."""
+        """Run the script under a policy and return the trace; ``sync`` overrides the mode."""
         trace = self.trace(policy, repeat, sync)
-        trace.unlink(missing_ok=True)  # of an earlier session in this folder
+        trace.unlink(missing_ok=True)  # an earlier session may have left one
         self.viewer.begins(trace, f"{sync} {policy}".strip())
         environment = {
             **_same(),
@@ -140,15 +165,6 @@ class Session:
         parts = (re.sub(r"[^\w.=+-]+", "-", part).strip("-") for part in (sync, policy) if part)
         return self.plan.folder / f"{'-'.join(parts)}-{repeat + 1}" / "trace.jsonl"
 
-    def verdict(
-        self, before: list[Curve], batch: int, communication_s: float = 0.0
-    ) -> Calibrated | None:
-        """Calibrate again, and return what both say; ``None`` if the plan wants neither."""
-        if not self.plan.calibrate:
-            return None
-        after = self.calibrate("calibration-after")
-        return calibrated(before, after, self.plan.speeds, batch, communication_s)
-
     def _run(
         self, launch: Launch, folder: Path, watch: Callable[[LaunchProgress], None] = lambda _: None
     ) -> None:
@@ -161,20 +177,20 @@ class Session:
     def _made(self, trace: Path) -> Path:
         if not trace.is_file():
             raise TraceError(
-                f"{self.plan.command[0]} made no Stride, so there is nothing to measure; the lab "
-                "needs a script that uses evenstride (see examples/ddp.py)"
+                f"{self.plan.command[0]} created no Stride, so there is no step time to measure; "
+                "run a script that uses evenstride, such as examples/ddp.py"
             )
         return trace
 
 
 def _same() -> dict[str, str]:
-    """Return the variables that all runs of a session have."""
+    """Return the environment variables that all runs of a session share."""
     return {**_NOT_OURS, _ONE_BATCH: os.environ.get(_ONE_BATCH) or "low"}
 
 
 @contextlib.contextmanager
 def opened(plan: LabPlan, viewer: Viewer) -> Iterator[Session]:
-    """Check a plan, and yield its session; the limits are lifted afterwards."""
+    """Check a plan and yield its session; remove the limits afterwards."""
     for speeds in (plan.speeds, *(change.speeds for change in plan.changes)):
         check_fit(speeds, usable_cpus())
     for policy in map(policy_from_spec, plan.policies):
@@ -183,7 +199,7 @@ def opened(plan: LabPlan, viewer: Viewer) -> Iterator[Session]:
     require_script(plan.command[0])
     make_folder(plan.folder)
     limits, caveat = open_limits(len(plan.speeds))
-    viewer.say(f"Workers are slowed down by {limits.kind}." + (f" {caveat}" if caveat else ""))
+    viewer.say(f"CPU limits: {limits.kind}." + (f" {caveat}" if caveat else ""))
     try:
         with temporary_trials(plan.folder, restore=plan.restore) as trials:
             yield Session(plan, limits, caveat, viewer, trials)
@@ -192,40 +208,41 @@ def opened(plan: LabPlan, viewer: Viewer) -> Iterator[Session]:
 
 
 def _check_own_choice(what: str, asked: str, found: str, variable: str) -> None:
-    """Refuse a script that did not do what the lab asked of it."""
+    """Refuse a script that sets itself what the lab varies."""
     if found != asked:
         raise ConfigError(
-            f"the script was run under {what} {asked}, but it sets {found} itself; leave {what}= "
-            f"out of its Stride, so that {variable} counts"
+            f"the lab ran the script with {what} {asked}, but the script sets {found} itself; "
+            f"remove {what}= from its Stride, so that {variable} takes effect"
         )
 
 
 def _caveats(
     session: Session, steps_s: Iterable[float], trained: Iterable[float], more: str = ""
 ) -> tuple[str, ...]:
-    """Return what makes the figures less than they could be.
+    """Return sentences on what limits the accuracy of the figures.
 
-    Given the times of steps, and how many steps each run has trained.
+    ``steps_s`` are step times, and ``trained`` the numbers of steps of all runs.
     """
     early = ended_early(trained, session.plan.steps)
-    return tuple(filter(None, (session.caveat, _short_steps(steps_s), more, early)))
+    once = _ONE_ROUND[session.plan.calibrate] if session.plan.repeats == 1 else ""
+    return tuple(filter(None, (session.caveat, _short_steps(steps_s), more, early, once)))
 
 
 def _short_steps(steps_s: Iterable[float]) -> str:
-    """Return a sentence if a step spans so few periods of the limits that they blur it."""
+    """Return a sentence if a step spans too few periods of the limits."""
     least_s, step_s = LEAST_PERIODS * PERIOD_S, min(steps_s)
     if step_s >= least_s:
         return ""
     return (
         f"a step of {step_s * 1e3:.0f} ms is shorter than {LEAST_PERIODS} periods of the "
-        f"CPU limits ({least_s * 1e3:.0f} ms), which makes it uneven; use a larger global batch or "
+        f"CPU limits ({least_s * 1e3:.0f} ms), so its time varies; use a larger global batch or "
         "model"
     )
 
 
 @dataclass(frozen=True, slots=True)
 class _Runs:
-    """A session's runs so far: their figures by policy."""
+    """The figures of the runs of a session, by policy and in the order of the rounds."""
 
     session: Session
     figures: dict[str, list[RunFigures]] = field(default_factory=dict)
@@ -235,32 +252,38 @@ class _Runs:
         _check_own_choice("policy", policy, figures.policy, "EVENSTRIDE_POLICY")
         _check_steps(figures.sync)
         self.session.viewer.say(
-            f"{policy}: {median(figures.warm_s) * 1e3:.1f} ms per step, samples "
+            f"{policy}: {geometric_mean([figures.warm_s]) * 1e3:.1f} ms per step, samples "
             f"{'/'.join(map(str, figures.shares))}"
         )
         self.figures.setdefault(policy, []).append(figures)
         return figures
 
+    def blocks_s(self, policy: str) -> list[tuple[float, ...]]:
+        return [one.warm_s for one in self.figures[policy]]
+
     def step_s(self, policy: str) -> float:
-        return median(tuple(block_s for one in self.figures[policy] for block_s in one.warm_s))
+        return geometric_mean(self.blocks_s(policy))
 
     def shares(self, policy: str) -> Shares:
         return self.figures[policy][-1].shares
 
+    def of_round(self, repeat: int) -> list[RunFigures]:
+        return [some[repeat] for some in self.figures.values()]
+
 
 def run_lab(plan: LabPlan, viewer: Viewer) -> Comparison:
-    """Return the outcome of a lab session, compared by the time of a step."""
+    """Return the comparison of the policies by their step times."""
     with opened(plan, viewer) as session:
         return _compare(_Runs(session))
 
 
 def _check_steps(sync: str) -> None:
-    """Refuse a script that sets a mode in which workers have no steps in common."""
+    """Refuse a script that sets a mode in which the workers share no steps."""
     if sync and not sync_from_spec(sync).lockstep:
         raise ConfigError(
-            f"the script trains with sync={sync!r}, whose workers have no step in common, so that "
-            f"the time of a step means nothing; leave sync= out of its Stride and add --sync "
-            f"{sync!r}, which compares by time"
+            f"the script trains with sync={sync!r}, in which workers do not step together, so "
+            f"there is no step time to compare; remove sync= from its Stride and add --sync "
+            f"{sync!r}, which compares samples per second"
         )
 
 
@@ -270,100 +293,151 @@ def _compare(runs: _Runs) -> Comparison:
     if plan.calibrate:
         before = session.calibrate("calibration-before")
     for repeat in range(plan.repeats):
-        for policy in plan.policies:
+        for policy in _in_turn([*plan.policies, *fixed], repeat):
             batch = runs.train(policy, repeat).global_batch
-        if plan.calibrate and plan.fixed_splits and not plan.changes:
-            fixed = fixed or _fixed_splits(runs, before, batch)
+        if not repeat and plan.calibrate and plan.fixed_splits and not plan.changes:
+            fixed = _fixed_splits(runs, before, batch)
             for policy in fixed:
                 runs.train(policy, repeat)
-    # Of all runs, the one in which least was left of the communication of a step.
-    each_s = [one.communication_s for some in runs.figures.values() for one in some]
-    return _comparison(runs, session.verdict(before, batch, min(each_s)), fixed, batch)
+    after = session.calibrate("calibration-after") if plan.calibrate else []
+    return _comparison(runs, (before, after), fixed, batch)
+
+
+def _in_turn(policies: Sequence[_ArmT], repeat: int) -> Sequence[_ArmT]:
+    """Return the policies, in the reverse order in every other round.
+
+    The reversal cancels a steady drift of the machine's speed.
+    """
+    return policies[::-1] if repeat % 2 else policies
 
 
 def _fixed_splits(runs: _Runs, curves: list[Curve], batch: int) -> list[str]:
-    """Return the splits to run as fixed ones: the calibrated optimum, and where we ended."""
+    """Return the fixed splits to run: the calibrated optimum, and the last one of ``adaptive``."""
     best = best_split(curves, batch)
     ended = [runs.shares(p) for p in runs.session.plan.policies if p == "adaptive"]
     return ["static:" + ",".join(map(str, shares)) for shares in dict.fromkeys([best, *ended])]
 
 
 def _comparison(
-    made: _Runs, verdict: Calibrated | None, fixed: list[str], batch: int
+    runs: _Runs, calibrations: tuple[list[Curve], list[Curve]], fixed: list[str], batch: int
 ) -> Comparison:
-    session = made.session
-    plan, oracle = session.plan, _oracle(made, fixed)
-    runs = [_run(made, policy, oracle) for policy in plan.policies]
-    by_policy = {one.policy: one.step_s for one in runs}
+    session, plan = runs.session, runs.session.plan
+    moved = drift(*calibrations) if plan.calibrate else 0.0
     balanced = next((p for p in reversed(plan.policies) if p != "uniform"), plan.policies[-1])
-    speedup = by_policy["uniform"] / by_policy[balanced] if "uniform" in by_policy else None
-    trained = [one.steps for some in made.figures.values() for one in some]
+    alone = mean_curves(*calibrations)
+    # With changes, a bound would be that of the speeds at the start.
+    bounded = plan.calibrate and not plan.changes
+    prospects = _prospects(runs, alone, batch) if bounded else []
+    blocks_s = {policy: runs.blocks_s(policy) for policy in runs.figures}
+    ratios = compare_blocks(blocks_s, balanced, fixed, prospects, _allowed_drift(plan, moved))
+    trained = [one.steps for some in runs.figures.values() for one in some]
     return Comparison(
         workers=len(plan.speeds),
         speeds=plan.speeds,
-        achieved_speeds=verdict.achieved_speeds if verdict else (),
-        disturbed=verdict.disturbed if verdict else False,
-        drift=verdict.drift if verdict else 0.0,
+        achieved_speeds=_speeds(runs, alone) if plan.calibrate else (),
+        # Without a calibration, nothing is claimed that could be disturbed.
+        disturbed=plan.calibrate and ratios.disturbed,
+        drift=round(moved, 4),
         limits=session.limits.kind,
         global_batch=batch,
-        runs=runs,
-        oracle=oracle,
-        speedup=speedup,
-        # With changes, the bounds would be those of the speeds at the start, which did not last.
-        bound=verdict.bound if verdict and not plan.changes else None,
-        linear_bound=verdict.linear_bound if verdict and not plan.changes else None,
+        runs=[_run(runs, policy, ratios) for policy in plan.policies],
+        oracle=_oracle(runs, ratios.oracle),
+        linear_bound=geometric_mean([[one.linear_bound for one in prospects]])
+        if prospects
+        else None,
         trace=str(session.trace(balanced, 0)),
-        caveats=_caveats(session, by_policy.values(), trained),
+        caveats=_caveats(session, map(runs.step_s, plan.policies), trained),
+        **ratios.fields(),
     )
 
 
-def _oracle(runs: _Runs, fixed: list[str]) -> Oracle | None:
-    if not fixed:
-        return None
-    best = min(fixed, key=runs.step_s)
-    return Oracle(runs.shares(best), runs.step_s(best))
+def _allowed_drift(plan: LabPlan, moved: float) -> float:
+    """Return the drift that the intervals allow for, given that between the two calibrations.
+
+    In a single round, the scatter of the pairs does not show how the speed drifts from one run to
+    the next. The runs lie between the calibrations, so the drift between two of them is less.
+    """
+    return 0.5 * moved if plan.repeats == 1 else 0.0
 
 
-def _run(runs: _Runs, policy: str, oracle: Oracle | None) -> PolicyRun:
+def _prospects(runs: _Runs, alone: Sequence[Curve], batch: int) -> list[Prospect]:
+    """Return the prospect of each round, from the workers' busy times in it.
+
+    The communication of a step is that of the run in which the least of it is left over.
+    """
+    found = []
+    for repeat in range(runs.session.plan.repeats):
+        of_round = runs.of_round(repeat)
+        curves = completed(busy_curves(_merged(of_round)), alone)
+        found.append(prospect_of(curves, batch, min(one.communication_s for one in of_round)))
+    return found
+
+
+def _speeds(runs: _Runs, alone: Sequence[Curve]) -> Speeds:
+    plan = runs.session.plan
+    work = _merged([one for some in runs.figures.values() for one in some])
+    curves = alone if plan.changes else completed(busy_curves(work), alone)
+    return achieved_speeds(curves, max(plan.speeds))
+
+
+def _merged(figures: Sequence[RunFigures]) -> list[list[tuple[int, float]]]:
+    """Return the work of each worker in all runs."""
+    return [
+        [step for one in mine for step in one]
+        for mine in zip(*(f.work for f in figures), strict=True)
+    ]
+
+
+def _oracle(runs: _Runs, policy: str | None) -> Oracle | None:
+    return None if policy is None else Oracle(runs.shares(policy), runs.step_s(policy))
+
+
+def _run(runs: _Runs, policy: str, ratios: Ratios) -> PolicyRun:
     figures, step_s = runs.figures[policy], runs.step_s(policy)
+    efficiency = ratios.efficiency.get(policy)
     return PolicyRun(
         policy=figures[0].policy,
         step_s=step_s,
         samples_per_s=figures[0].global_batch / step_s,
-        efficiency=oracle.step_s / step_s if oracle else None,
+        efficiency=efficiency.value if efficiency else None,
         shares=runs.shares(policy),
         final_loss=None,
         test_accuracy=None,
         samples_lost=None,
         samples_repeated=None,
         changes=figures[-1].changes,
+        efficiency_interval=efficiency.interval if efficiency else None,
     )
 
 
 def run_modes(plan: LabPlan, viewer: Viewer) -> ModesComparison:
-    """Return the outcome of a lab session in the plan's modes, each under every policy, by time.
+    """Return the comparison of the plan's modes, each under every policy, by samples per second.
 
-    All arms alternate, and each run trains as many samples.
+    All arms alternate, and each run trains the same number of samples.
     """
     _check_changes(plan)
+    arms = [(str(mode), policy) for mode in plan.modes for policy in plan.policies]
     with opened(plan, viewer) as session:
         before = session.calibrate("calibration-before") if plan.calibrate else []
         runs = [
-            _rates_of(session, str(mode), policy, repeat)
+            _rates_of(session, *arm, repeat)
             for repeat in range(plan.repeats)
-            for mode in plan.modes
-            for policy in plan.policies
+            for arm in _in_turn(arms, repeat)
         ]
-        batch = runs[0].global_batch
-        return _modes_comparison(session, runs, session.verdict(before, batch))
+        if not plan.calibrate:
+            return _modes_comparison(session, runs, None)
+        after = session.calibrate("calibration-after")
+        verdict = calibrated(before, after, plan.speeds, runs[0].global_batch)
+        return _modes_comparison(session, runs, verdict)
 
 
 def _check_changes(plan: LabPlan) -> None:
     free = next((mode for mode in plan.modes if not mode.lockstep), None)
     if free is not None and any(change.at_step is not None for change in plan.changes):
         raise ConfigError(
-            f"a change of speed at a step means another moment in {free}, whose workers have no "
-            "step in common, than in other modes; give it in seconds, such as 30s:1,0.5"
+            f"the workers of {free} do not step together, so a change of speed at a step would "
+            "happen at another time than in other modes; give the time in seconds, such as "
+            "30s:1,0.5"
         )
 
 
@@ -384,12 +458,12 @@ def _modes_comparison(
     plan = session.plan
     steps_s = [median(tuple(one.period_s for one in each.workers if one.updates)) for each in runs]
     trained = [each.steps for each in runs]
-    return ModesComparison(
+    outcome = ModesComparison(
         workers=len(plan.speeds),
         speeds=plan.speeds,
         achieved_speeds=verdict.achieved_speeds if verdict else (),
         costs=verdict.costs if verdict else (),
-        disturbed=verdict.disturbed if verdict else False,
+        disturbed=False,
         drift=verdict.drift if verdict else 0.0,
         limits=session.limits.kind,
         global_batch=runs[0].global_batch,
@@ -397,12 +471,25 @@ def _modes_comparison(
         folder=str(plan.folder),
         caveats=_caveats(session, steps_s, trained, _few_steps(plan.steps)),
     )
+    uncertainty = _modes_uncertainty(outcome, _allowed_drift(plan, outcome.drift))
+    return replace(
+        outcome,
+        disturbed=verdict is not None and uncertainty > UNCERTAIN,
+        uncertainty=round(uncertainty, 4),
+    )
+
+
+def _modes_uncertainty(outcome: ModesComparison, moved: float) -> float:
+    """Return the largest half-width of the ratio of an arm's rate to that of the first arm."""
+    first, *others = [[run.blocks_per_s for run in runs] for runs in outcome.by_arm().values()]
+    ratios = (paired_ratio(one, first).widened(moved) for one in others)
+    return max((ratio.half_width or 0.0 for ratio in ratios), default=0.0)
 
 
 def _few_steps(steps: int) -> str:
     if steps >= 2 * BLOCK_STEPS:
         return ""
     return (
-        f"runs of {steps} steps are short: only the second half of each counts, in which shares "
-        f"may still move; give --steps {2 * BLOCK_STEPS} or more"
+        f"runs of {steps} steps are short: only the second half of each counts, and shares may "
+        f"still change in it; give --steps {2 * BLOCK_STEPS} or more"
     )

@@ -1,8 +1,8 @@
-"""A small training script for comparisons on real workers when none is given.
+"""The default training script for comparisons on real workers.
 
-A network that learns which of ten numbers is the largest. One layer is applied many times over:
-much to compute for few weights, so that a step is spent on the samples and not on the exchange of
-gradients. The batch is large enough for steps of some tenths of a second on one or two cores.
+A network learns which of ten numbers is the largest. It applies one layer many times: much
+computation for few weights, so that a step spends little time on the all-reduce. The batch is large
+enough for steps of some tenths of a second on one or two cores.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ INPUTS, WIDTH, CLASSES, DEPTH = 64, 256, 10, 16
 
 
 class ResidualNet(nn.Module):
-    """A residual layer, applied again and again."""
+    """A residual layer that is applied 16 times."""
 
     def __init__(self) -> None:
         super().__init__()

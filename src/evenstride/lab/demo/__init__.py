@@ -1,4 +1,4 @@
-"""The whole idea on one machine: really unequal workers train a real model, both ways.
+"""The demo: workers of unequal speed train a model with equal and with balanced batches.
 
 Start with `demo_run`.
 """

@@ -1,4 +1,4 @@
-"""What one demo does, as its workers are told, and what they bring home."""
+"""The schedule of a demo, which its workers read, and the report that they return."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from pydantic import TypeAdapter
 REPORT = "report.json"
 NEWS = "news.jsonl"
 TRACE = "adaptive.jsonl"
+EQUAL_TRACE = "uniform.jsonl"
 
 
 class Filed:
-    """A dataclass that is kept in a file of JSON."""
+    """A dataclass that is stored as a JSON file."""
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
@@ -32,44 +33,50 @@ class Filed:
 class DemoSchedule(Filed):
     """The schedule of a demo."""
 
-    folder: Path  # the run's folder, for traces and the result
+    folder: Path  # for traces and the report
     data: Path | None  # folder of Fashion-MNIST; ``None`` for the digits
-    block_steps: int = 40  # steps per block
-    step_s: float = 0.15  # wanted time of a balanced step; many periods of the limits
-    size_s: float = 1.5  # seconds of measuring per batch size in a calibration
+    rounds: int = 10  # each policy trains one block per round
+    block_steps: int = 8  # steps of a block in a round
+    # Steps of ``uniform`` and ``adaptive`` before the first round.
+    cold_steps: int = 24
+    step_s: float = 0.15  # target time of a balanced step: many periods of the CPU limits
+    size_s: float = 1.0  # seconds per batch size in the calibration
 
 
 @dataclass(slots=True)
 class Block:
-    """Consecutive steps of one arm."""
+    """Consecutive steps of one arm, as one rank measured them.
+
+    The first step of a block, and of an epoch, has no time.
+    """
 
     policy: str  # of the arm
-    # Wall time of each step after the first, as the leader saw it.
-    step_s: list[float] = field(default_factory=list)
-    # Per step, the sum of this rank's sample losses.
+    step_s: list[float] = field(default_factory=list)  # wall time of each timed step
+    # Share and busy time in seconds of each timed step.
+    work: list[tuple[int, float]] = field(default_factory=list)
+    # Sum of the sample losses of each step.
     losses: list[float] = field(default_factory=list)
-    counts: list[int] = field(default_factory=list)  # per step, this rank's samples
-    # Per step, this rank's sample ids with the epoch they were delivered in.
+    counts: list[int] = field(default_factory=list)  # samples of each step
+    # Epoch and sample ids of each step.
     ids: list[tuple[int, list[int]]] = field(default_factory=list)
     shares: tuple[int, ...] = ()  # of all ranks in the last step
+    cold: bool = False  # whether the block comes before the first round
 
 
 @dataclass(frozen=True, slots=True)
 class RankReport:
-    """What one rank brings home."""
+    """The report of one rank."""
 
-    before: dict[int, float]  # its curve, calibrated before the blocks
-    after: dict[int, float]  # the same after them
-    blocks: list[Block]  # in the order they were run
-    accuracy: dict[str, float]  # test accuracy by policy (the same on all ranks)
+    before: dict[int, float]  # its time curve, calibrated before the blocks
+    blocks: list[Block]  # in the order they ran
+    accuracy: dict[str, float]  # test accuracy by policy, the same on all ranks
 
 
 @dataclass(frozen=True, slots=True)
 class Report(Filed):
-    """What all ranks bring home, in rank order, and what they measured together."""
+    """The reports of all ranks."""
 
     global_batch: int  # samples per step
-    communication_s: float  # time of averaging the gradients
-    train_samples: int  # samples in the training set
+    train_samples: int  # samples of an epoch
     changes: int  # changes of the adaptive split
-    ranks: list[RankReport]  # each rank's own report
+    ranks: list[RankReport]  # in rank order

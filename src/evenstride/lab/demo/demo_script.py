@@ -1,7 +1,7 @@
-"""The training script of the demo's workers, with its task and its arms; the lab runs it limited.
+"""The training script of the demo's workers, which run under CPU limits.
 
-The task is handwritten digits, or Fashion-MNIST, and a small convolutional net. Every rank makes
-the same arms, each with a policy of its own, and trains them block by block.
+The task is to classify handwritten digits, or Fashion-MNIST, with a small convolutional network.
+Every rank creates the same arms, each with its own policy, and trains them block by block.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -26,8 +26,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import TensorDataset, default_collate
 
 from evenstride.core.arrays import Shares
-from evenstride.core.time_model.observation import median
 from evenstride.lab.comparison.comparison_result import best_split
+from evenstride.lab.comparison.paired_ratios import middle_mean
 from evenstride.lab.demo.demo_schedule import NEWS, REPORT, Block, DemoSchedule, RankReport, Report
 from evenstride.lab.demo.fashion_mnist import check_data, read_images
 from evenstride.lab.doctor.checkup import reduce_s
@@ -37,22 +37,31 @@ from evenstride.runtime.stride import Stride
 LEARNING_RATE = 0.02
 MOMENTUM = 0.9
 _FEWEST_STEPS = 3
-_SIZES = 3  # of batches at which a worker is calibrated
+_FIRST_STEPS = 4  # of a fixed split, whose first steps are slow
+_SIZES = 3  # batch sizes at which a worker is calibrated
 
 
 @dataclass(frozen=True, slots=True)
 class DemoTask:
-    """What is learned: a data set, and how to make the net for it."""
+    """A data set, and the network that learns it."""
 
-    name: str  # for people
-    train: TensorDataset  # (sample id, input, label) per sample
-    test: TensorDataset  # the same, held out
-    # Makes one, always the same; what it returns goes into a cross-entropy.
+    name: str
+    train: TensorDataset  # sample id, input and label of each sample
+    test: TensorDataset  # held-out samples
+    # Creates the network, with the same weights in each call; its outputs are logits.
     net: Callable[[], nn.Module]
+
+    def in_whole_batches(self, global_batch: int) -> DemoTask:
+        """Return the task without the samples after the last whole batch of an epoch.
+
+        Then all steps have the same number of samples, and their times can be compared.
+        """
+        whole = len(self.train) // global_batch * global_batch
+        return replace(self, train=TensorDataset(*self.train[:whole]))
 
 
 def load_task(folder: Path | None) -> DemoTask:
-    """Return scikit-learn's digits, or Fashion-MNIST from its four files in ``folder``."""
+    """Return the digits of scikit-learn, or Fashion-MNIST from its four files in ``folder``."""
     check_data(folder)
     if folder is None:
         return _digits()
@@ -83,12 +92,16 @@ def _numbered(images: Tensor, labels: Tensor) -> TensorDataset:
 
 
 def small_net(stride: int, seed: int = 0, width: int = 128) -> nn.Module:
-    """Return a net of three convolutions, the same for the same seed.
+    """Return a network of three convolutions; the seed determines its weights.
 
-    Group norm rather than batch norm: it does not mix samples, so that unequal batches change
-    nothing. Wide for such small images, so that a step is long against a limit's period. Larger
-    images cost no more with a larger ``stride`` of the first layer; ``width`` counts the channels
-    of the last ones.
+    It uses group norm rather than batch norm, which would mix samples, so that a split would change
+    the result. It is wide for such small images, because a step must last many periods of the CPU
+    limits.
+
+    Args:
+        stride: of the first layer. A larger one makes larger images as cheap as small ones.
+        seed: of the weights.
+        width: channels of the last layers.
     """
     generator_state = torch.get_rng_state()
     torch.manual_seed(seed)
@@ -111,9 +124,10 @@ def small_net(stride: int, seed: int = 0, width: int = 128) -> nn.Module:
 
 
 class Bench:
-    """Trains a model of its own, alone, on batches of any size.
+    """Trains its own model on this rank, on batches of any size.
 
-    With a group of this rank only, ``alone``, it also does what DDP does besides averaging.
+    ``alone`` is a process group of this rank only. With it, a step includes the work of DDP other
+    than communication.
     """
 
     def __init__(self, task: DemoTask, alone: dist.ProcessGroup | None = None) -> None:
@@ -126,16 +140,16 @@ class Bench:
         )
 
     def measure(self, size: int, seconds: float) -> float:
-        """Return the mean time of a step of ``size`` samples; all ranks measure together.
+        """Return the mean time of a step of ``size`` samples; collective.
 
-        The mean, because a limited worker's steps come in whole periods of its limit.
+        It is the mean because the steps of a limited worker last whole periods of its limit.
         """
         return mean(self.steps_s(size, seconds))
 
     def steps_s(self, size: int, seconds: float) -> list[float]:
-        """Return the times of some steps of ``size`` samples; all ranks measure together.
+        """Return the times of some steps of ``size`` samples; collective.
 
-        Every rank works for the whole time, so that all are loaded while any is measured.
+        Every rank computes for the whole time, so that all are measured under the same load.
         """
         dist.barrier()
         self._step(size)
@@ -146,11 +160,11 @@ class Bench:
         return [after - before for before, after in pairwise(ends_s)]
 
     def curve(self, sizes: Sequence[int], seconds: float) -> dict[int, float]:
-        """Return the mean step time at each size; collective, so all ranks need as many sizes."""
+        """Return the mean step time at each size; collective, so all ranks need the same count."""
         return {size: self.measure(size, seconds) for size in sizes}
 
     def communication_s(self, repeats: int = 15) -> float:
-        """Return the median time of averaging this model's gradients; collective."""
+        """Return the median time of an all-reduce of this model's gradients; collective."""
         return reduce_s(sum(p.numel() for p in self._net.parameters()), repeats)
 
     def _step(self, size: int) -> None:
@@ -165,15 +179,15 @@ class Bench:
 def choose_batch(rates: Sequence[float], step_s: float, most: int) -> int:
     """Return a global batch whose balanced step takes about ``step_s`` seconds."""
     wanted = step_s * sum(rates)
-    fewest = 12 * len(rates)  # so that a share is not too coarse
+    fewest = 12 * len(rates)  # one sample more or less must not change a share much
     return int(min(max(round(wanted / 8) * 8, fewest), most))
 
 
 def sizes_for(rate: float, rates: Sequence[float], global_batch: int) -> list[int]:
-    """Return the batch sizes to calibrate a worker at: around its share, and the equal one.
+    """Return the batch sizes at which to calibrate a worker: around its share and the equal share.
 
-    Always three, because measuring one is collective: a worker whose share is the equal one must
-    measure as often as the others, who would wait for it for ever.
+    There are always three. To measure a size is a collective call, so a worker whose share equals
+    the equal share must make as many calls as the others.
     """
     share = global_batch * rate / sum(rates)
     equal = global_batch / len(rates)
@@ -183,7 +197,7 @@ def sizes_for(rate: float, rates: Sequence[float], global_batch: int) -> list[in
 
 
 class DemoArm:
-    """A model, an optimizer and a `Stride` of its own; every rank makes the same arms."""
+    """A model with its own optimizer and `Stride`; every rank creates the same arms."""
 
     def __init__(self, policy: str, task: DemoTask, global_batch: int, trace: Path | None) -> None:
         self.policy = policy
@@ -193,17 +207,23 @@ class DemoArm:
         self.net = task.net()
         self.model = self.stride.watch(DistributedDataParallel(self.net))
         self.optimizer = torch.optim.SGD(self.net.parameters(), lr=LEARNING_RATE, momentum=MOMENTUM)
+        self._ready_s = 0.0  # when the last gradient of the step was computed
+        for parameter in self.net.parameters():
+            parameter.register_post_accumulate_grad_hook(self._mark)  # type: ignore[no-untyped-call]
 
-    def run(self, steps: int) -> Block:
-        block = Block(self.policy)
+    def run(self, steps: int, *, cold: bool = False) -> Block:
+        block = Block(self.policy, cold=cold)
         dist.barrier()
         while len(block.losses) < steps:
             self._some_steps(block, steps)
         block.shares = self.stride.shares
         return block
 
+    def _mark(self, _: Tensor) -> None:
+        self._ready_s = time.perf_counter()
+
     def accuracy(self) -> float:
-        """Return the part of the test samples that the model gets right; collective."""
+        """Return the fraction of test samples that the model classifies correctly; collective."""
         self.net.eval()
         right, seen = 0, 0
         with torch.no_grad():
@@ -216,11 +236,16 @@ class DemoArm:
         return mean
 
     def _some_steps(self, block: Block, steps: int) -> None:
-        """Train to the end of the block or of the epoch, whichever comes first."""
+        """Train to the end of the block or of the epoch, whichever comes first.
+
+        The busy time of a step leaves out the time from the last gradient to the end of the
+        backward pass, in which DDP waits for the other ranks.
+        """
         before_s = None
         for ids, images, labels in self.loader:
             losses = F.cross_entropy(self.model(images), labels)
             self.stride.scale(losses).backward()  # type: ignore[no-untyped-call]
+            waited_s = time.perf_counter() - self._ready_s
             self.optimizer.step()
             self.optimizer.zero_grad()
             block.losses.append(float(losses.detach()) * self.stride.samples)
@@ -229,6 +254,7 @@ class DemoArm:
             now_s = time.perf_counter()
             if before_s is not None:
                 block.step_s.append(now_s - before_s)
+                block.work.append((self.stride.samples, now_s - before_s - waited_s))
             before_s = now_s
             if len(block.losses) == steps:
                 break
@@ -244,10 +270,9 @@ class Demo:
         self._news = (plan.folder / NEWS).open("a") if self.rank == 0 else None
 
     def run(self) -> Report:
-        """Calibrate, train block by block, calibrate again, and gather what all have measured.
+        """Calibrate, train all arms block by block, and gather the reports of all ranks.
 
-        Both policies train the same samples for two blocks, which is what the losses are about;
-        the adaptive one's first block is cold, so it runs a third for its speed.
+        ``uniform`` and ``adaptive`` train the same samples. Fixed splits train only in the rounds.
         """
         self.tell("calibrating")
         bench = Bench(self.task)
@@ -256,71 +281,72 @@ class Demo:
         sizes = sizes_for(rates[self.rank], rates, batch)
         bench.measure(sizes[-1], self.plan.size_s)  # the allocator's heap has to grow first
         before = bench.curve(sizes, self.plan.size_s)
-        communication_s = bench.communication_s()
-        adaptive, uniform = (self.arm(policy, batch) for policy in ("adaptive", "uniform"))
-        split = best_split(self.gathered(before), batch)
-        self.block(adaptive)
-        self.block(uniform)
-        self.block(adaptive)
-        accuracy = {"adaptive": adaptive.accuracy()}
-        split = self.fixed_blocks(split, batch)
-        self.block(uniform)
-        accuracy["uniform"] = uniform.accuracy()
-        self.block(adaptive)
-        self.fixed_blocks(split, batch)
-        self.tell("calibrating again")
-        after = bench.curve(sizes, self.plan.size_s)
-        ranks = self.gathered(RankReport(before, after, self.blocks, accuracy))
+        self.task = self.task.in_whole_batches(batch)
+        arms = [self.arm(policy, batch) for policy in ("uniform", "adaptive")]
+        uniform, adaptive = arms
+        for arm in arms:
+            self.block(arm, self.plan.cold_steps, cold=True)
+        best = best_split(self.gathered(before), batch)
+        for split in dict.fromkeys((best, self.neighbour(best, adaptive.stride.shares))):
+            arms.append(self.arm("static:" + ",".join(map(str, split)), batch))
+            self.block(arms[-1], _FIRST_STEPS, cold=True)
+        self.rounds(arms)
+        accuracy = {arm.policy: arm.accuracy() for arm in (uniform, adaptive)}
+        ranks = self.gathered(RankReport(before, self.blocks, accuracy))
         changes = adaptive.stride.summary().changes
-        for arm in (uniform, adaptive):
+        for arm in arms:
             arm.stride.close()
-        return Report(batch, communication_s, len(self.task.train), changes, ranks)
+        return Report(batch, len(self.task.train), changes, ranks)
 
     def arm(self, policy: str, batch: int) -> DemoArm:
-        """Return a new arm; the two policies that are compared leave a trace."""
-        name = f"{policy}.jsonl"
-        trace = self.plan.folder / name if ":" not in policy else None
+        """Return a new arm; ``uniform`` and ``adaptive`` write a trace."""
+        trace = self.plan.folder / f"{policy}.jsonl" if ":" not in policy else None
         return DemoArm(policy, self.task, batch, trace)
 
-    def block(self, arm: DemoArm) -> Block:
-        block = arm.run(self.plan.block_steps)
+    def rounds(self, arms: Sequence[DemoArm]) -> None:
+        """Train a block of each arm per round; the order rotates, and is reversed every other time.
+
+        So each arm is as often before another one as after it, and a drift of the machine cancels.
+        """
+        for number in range(self.plan.rounds):
+            first = number // 2 % len(arms)
+            order = [*arms[first:], *arms[:first]]
+            done = {
+                arm.policy: self.block(arm, self.plan.block_steps)
+                for arm in (reversed(order) if number % 2 else order)
+            }
+            self.tell(
+                "round",
+                number=number + 1,
+                of=self.plan.rounds,
+                step_s=[middle_mean(done[arm.policy].step_s) for arm in arms],
+                shares=done["adaptive"].shares,
+            )
+
+    def block(self, arm: DemoArm, steps: int, *, cold: bool = False) -> Block:
+        block = arm.run(steps, cold=cold)
         self.blocks.append(block)
-        step_s = median(tuple(block.step_s))
-        self.tell("block", policy=arm.policy, step_s=step_s, shares=block.shares)
+        if cold:
+            step_s = middle_mean(block.step_s)
+            self.tell("block", policy=arm.policy, step_s=step_s, shares=block.shares)
         return block
 
-    def fixed_blocks(self, split: Shares, batch: int) -> Shares:
-        """Run the best fixed split known and one next to it; return the faster one.
-
-        A local search around the calibrated optimum: the faster of two is where the next pair
-        starts.
-        """
-        tried: dict[Shares, float] = {}
-        for candidate in (split, self.neighbour(split)):
-            arm = self.arm("static:" + ",".join(map(str, candidate)), batch)
-            tried[candidate] = self.agreed(median(tuple(self.block(arm).step_s)))
-            arm.stride.close()
-        return min(tried, key=lambda shares: tried[shares])
-
-    def neighbour(self, split: Shares) -> Shares:
-        """Return a split next to ``split``, towards what the adaptive arm has settled on."""
-        adaptive = next(b for b in reversed(self.blocks) if b.policy == "adaptive").shares
-        if adaptive != split:
+    @staticmethod
+    def neighbour(split: Shares, adaptive: Shares) -> Shares:
+        """Return the last split of ``adaptive`` or, if that is ``split``, one next to it."""
+        if adaptive != split or len(split) == 1:
             return adaptive
-        longest, shortest = split.index(max(split)), split.index(min(split))
+        largest, *_, smallest = sorted(range(len(split)), key=lambda rank: -split[rank])
         step = max(1, round(0.02 * sum(split)))
         moved = list(split)
-        moved[longest] -= step
-        moved[shortest] += step
+        moved[largest] -= step
+        moved[smallest] += step
         return tuple(moved)
 
     def gathered(self, value: Any) -> list[Any]:
         values: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(values, value)
         return values
-
-    def agreed(self, value: float) -> float:
-        return float(self.gathered(value)[0])
 
     def tell(self, what: str, **values: Any) -> None:
         if self._news is not None:
@@ -329,7 +355,7 @@ class Demo:
 
 
 def main() -> None:
-    """Run one rank of the demo planned in the file named by the first argument."""
+    """Run one rank of the demo; the first argument is the file of its schedule."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     plan = DemoSchedule.load(Path(sys.argv[1]))

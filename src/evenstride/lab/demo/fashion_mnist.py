@@ -21,19 +21,19 @@ FASHION_FILES = {
 
 
 def check_data(folder: Path | None) -> None:
-    """Raise unless a folder has all four files, or without one scikit-learn is there."""
+    """Raise unless the folder has all four files or, without one, scikit-learn is installed."""
     if folder is None:
         if not _has_digits():
             raise ConfigError(
-                "the demo's digits come with scikit-learn, which is not installed; run "
+                "the demo needs scikit-learn for its digits, and it is not installed; run "
                 "pip install 'evenstride[demo]', or give --data a folder with Fashion-MNIST"
             )
         return
     for name in itertools.chain(*FASHION_FILES.values()):
         if not (folder / name).is_file():
             raise ConfigError(
-                f"{folder / name} is missing; --data needs a folder with Fashion-MNIST's four "
-                ".gz files"
+                f"{folder / name} is missing; give --data a folder with the four .gz files of "
+                "Fashion-MNIST"
             )
 
 
@@ -49,7 +49,10 @@ def read_images(folder: Path, part: str) -> tuple[Bytes, Bytes]:
     images_name, labels_name = FASHION_FILES[part]
     images, labels = _read_idx(folder / images_name), _read_idx(folder / labels_name)
     if images.ndim != 3 or labels.shape != images.shape[:1]:
-        raise ConfigError(f"{folder / images_name} and {labels_name} do not belong together")
+        raise ConfigError(
+            f"{folder / images_name} has shape {images.shape} and {labels_name} {labels.shape}; "
+            "expected square images and one label for each; download both again"
+        )
     return images, labels
 
 
@@ -58,12 +61,14 @@ def _read_idx(path: Path) -> Bytes:
     try:
         data = gzip.decompress(path.read_bytes())
     except (OSError, EOFError) as error:
-        raise ConfigError(f"{path} is not a gzip file: {error}") from None
+        raise ConfigError(f"{path} is not a gzip file ({error}); download it again") from None
     if len(data) < 4 or data[:3] != b"\x00\x00\x08":
-        raise ConfigError(f"{path} is not an IDX file of bytes")
+        raise ConfigError(f"{path} is not an IDX file of bytes; download it again")
     dimensions = data[3]
     try:
         shape = np.frombuffer(data, ">u4", dimensions, offset=4)
         return np.frombuffer(data, np.uint8, offset=4 + 4 * dimensions).reshape(shape.astype(int))
     except ValueError:
-        raise ConfigError(f"{path} is cut short: it holds fewer bytes than it announces") from None
+        raise ConfigError(
+            f"{path} is truncated: it has fewer bytes than its header says; download it again"
+        ) from None

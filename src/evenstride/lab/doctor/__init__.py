@@ -1,4 +1,4 @@
-"""What this machine and its process group can do: devices, bandwidth, open ports, benches.
+"""Report on a machine and its process group: devices, bandwidth, open ports, benchmarks.
 
-Start with `checkup`; `bench_run` measures what evenstride brings and costs here.
+Start with `checkup`. `bench_run` measures the speed-up and the overhead of evenstride.
 """

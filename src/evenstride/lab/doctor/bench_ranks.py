@@ -1,4 +1,4 @@
-"""What a bench may take, where its ranks compute, and the process group they meet in."""
+"""The time budget of a bench, the devices of its ranks, and their process group."""
 
 from __future__ import annotations
 
@@ -29,21 +29,23 @@ ValueT = TypeVar("ValueT")
 
 @dataclass(frozen=True, slots=True)
 class BenchBudget:
-    """What a bench may take."""
+    """The time budget of a bench."""
 
-    timing_s: float = 15.0  # how long own work is measured
-    balance_s: float = 35.0  # how long the equal and the adaptive split are run in turns
-    overhead_s: float = 40.0  # how long plain training and evenstride are run in turns
-    step_s: float = 0.03  # what an equal split's step should take
-    block_s: float = 0.6  # what a stretch of steps of one kind should take
-    group_timeout_s: float = 60.0  # after which a rank that waits for another gives up
-    deadline_s: float = 360.0  # after which the process ends itself, whatever it hangs in
+    timing_s: float = 15.0  # for the check of busy times
+    balance_s: float = 35.0  # for the equal and the adaptive split in turns
+    # For plain training and evenstride in turns.
+    overhead_s: float = 40.0
+    step_s: float = 0.03  # target time of a step with the equal split
+    block_s: float = 0.6  # target time of a block of steps
+    group_timeout_s: float = 60.0  # of collective calls
+    deadline_s: float = 360.0  # after which the process ends itself
 
     @classmethod
     def of(cls, seconds: float) -> BenchBudget:
-        """Return the plan whose measurements take about ``seconds`` in all.
+        """Return the budget for measurements of about ``seconds`` in total.
 
-        Blocks, and at last steps, are shorter in a short plan, so that there are several.
+        A small budget has shorter blocks, and a very small one shorter steps, so that there are
+        several blocks.
         """
         usual = cls()
         part = seconds / (usual.timing_s + usual.balance_s + usual.overhead_s)
@@ -66,10 +68,10 @@ class BenchRank:
     """One rank of the bench."""
 
     rank: int  # of this process
-    device: torch.device  # it computes on
-    devices: tuple[RankDevice, ...]  # facts about all ranks' devices, in rank order
-    group: dist.ProcessGroup | None  # the engine averages over; ``None`` for one process alone
-    backend: str  # of that group; ``""`` without
+    device: torch.device  # of this rank
+    devices: tuple[RankDevice, ...]  # of all ranks, in rank order
+    group: dist.ProcessGroup | None  # for the all-reduce of gradients; ``None`` for one process
+    backend: str  # of that group; empty without one
 
     @property
     def world_size(self) -> int:
@@ -88,35 +90,35 @@ class BenchRank:
         return self.gathered(value)[0]
 
     def start_s(self) -> float:
-        """Return a clock's reading when all ranks have come here; collective."""
+        """Return the time after all ranks have made this call; collective."""
         if self.group is not None:
-            self.gathered(None)  # through the CPU, so that no device takes part
+            self.gathered(None)  # through the CPU, so that no device is busy with it
         return self.now_s()
 
     def now_s(self) -> float:
-        """Return a clock's reading when the device has done everything asked of it."""
+        """Return the time at which the device has finished all its work."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         return time.perf_counter()
 
     def computed_s(self) -> float:
-        """Return a clock's reading when the current stream has done everything asked of it."""
+        """Return the time at which the current stream has finished all its work."""
         if self.device.type == "cuda":
             torch.cuda.current_stream(self.device).synchronize()
         return time.perf_counter()
 
     def averaged(self, net: nn.Module) -> nn.Module:
-        """Return the net on this rank's device, its gradients averaged if there are others."""
+        """Return the net on this rank's device, under DDP if there are other ranks."""
         net = net.to(self.device)
         return net if self.group is None else DistributedDataParallel(net, process_group=self.group)
 
 
 @contextlib.contextmanager
 def take_place(world_size: int, plan: BenchBudget) -> Iterator[BenchRank]:
-    """Find this rank's place, and leave nothing behind; collective.
+    """Set up this rank and its process group, and take both down afterwards; collective.
 
-    Ranks that each have a CUDA device of their own average through NCCL, all others through
-    Gloo. A process group that is there already is used and left as it is.
+    If each rank has its own CUDA device, they average gradients through NCCL, otherwise through
+    Gloo. An existing process group is used, and not destroyed.
     """
     device = own_device()
     facts = read_device(device)
@@ -145,7 +147,7 @@ def take_place(world_size: int, plan: BenchBudget) -> Iterator[BenchRank]:
 
 
 def _identity(device: torch.device) -> str:
-    """Return what tells a CUDA device from all others; ``""`` for a processor."""
+    """Return a unique name of a CUDA device; an empty string for a processor."""
     if device.type != "cuda":
         return ""
     own = getattr(torch.cuda.get_device_properties(device), "uuid", device.index)
@@ -153,6 +155,6 @@ def _identity(device: torch.device) -> str:
 
 
 def nccl_serves(identities: list[str]) -> bool:
-    """Return whether every rank has a CUDA device that is no other's, which NCCL asks for."""
+    """Return whether every rank has its own CUDA device, which NCCL requires."""
     apart = "" not in identities and len(set(identities)) == len(identities)
     return apart and dist.is_nccl_available()

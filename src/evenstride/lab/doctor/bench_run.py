@@ -1,6 +1,6 @@
-"""A bench: exactness, timing, what balancing brings, and what it costs, under one deadline.
+"""A bench of exactness, timing, speed-up and overhead, under one deadline.
 
-It trains small nets that are much to compute and little to exchange.
+It trains small networks with much computation and few gradients.
 """
 
 from __future__ import annotations
@@ -30,27 +30,27 @@ from evenstride.trace.read import TRACE_NAME
 from evenstride.trace.run_log import RunLog
 
 LIMITS = {torch.float64: 1e-12, torch.float32: 1e-5}
-"""Largest relative error of the gradient that is promised, over the whole gradient."""
+"""Largest relative error of the whole gradient that evenstride promises."""
 _EXACT_STEPS, _FEATURES, _MICRO = 3, 8, 5
 
 _INPUTS, _CLASSES, _DEPTH = 32, 8, 8
-# Cards need more work per sample, or loading the samples would take longer than computing them.
+# GPUs need more work per sample, or loading would take longer than computing.
 _WIDTHS = {"cpu": 192, "cuda": 2048}
 _STEPS = 32  # of an epoch
 _FEWEST, _MOST = 8, 8_192  # samples per rank and step
 _TRIES = 3
 _RESAMPLES = 4_000
-_UNDER = 0.01  # what overhead should stay under
+_UNDER = 0.01  # target of the overhead
 
 
 def run_bench(
     world_size: int, plan: BenchBudget, tell: Callable[[str], None]
 ) -> tuple[int, Findings]:
-    """Return this process's rank, and what all have measured, the same everywhere; collective.
+    """Return this process's rank, and the findings of all ranks; collective.
 
-    The findings are JSON types. One process alone has no ``timing`` and no ``balance``; ``wrong``
-    are sentences about what is not as promised. Raises `ConfigError` on every rank if the
-    installed torch has no code for some rank's card.
+    The findings are JSON types, and the same on all ranks. A single process has no ``timing`` and
+    no ``balance``. ``wrong`` has a sentence for each promise that does not hold. Raises
+    `ConfigError` on every rank if the installed torch does not support the GPU of some rank.
     """
     with _deadline(plan.deadline_s), take_place(world_size, plan) as place:
         return place.rank, _measure(place, plan, tell if place.rank == 0 else lambda _: None)
@@ -64,7 +64,7 @@ def _measure(place: BenchRank, plan: BenchBudget, tell: Callable[[str], None]) -
     timed: list[dict[str, Any]] | None = None
     balanced: dict[str, Any] | None = None
     if place.world_size > 1:
-        tell(f"timing: own work read against the truth, about {plan.timing_s:.0f} s")
+        tell(f"timing: busy times compared with a reference, about {plan.timing_s:.0f} s")
         timed = timing(place, plan, data)
         tell(f"balance: equal and adaptive split in turns, about {plan.balance_s:.0f} s")
         balanced = balance(place, plan, data)
@@ -83,9 +83,9 @@ def _measure(place: BenchRank, plan: BenchBudget, tell: Callable[[str], None]) -
 
 @contextlib.contextmanager
 def _deadline(seconds: float) -> Iterator[None]:
-    """End the process with its stacks on stderr if the block takes too long, whatever hangs."""
+    """End the process with its stacks on stderr if the block takes too long."""
     stderr = sys.__stderr__
-    if stderr is None:  # nobody would see them
+    if stderr is None:
         yield
         return
     faulthandler.dump_traceback_later(seconds, exit=True, file=stderr)
@@ -96,11 +96,11 @@ def _deadline(seconds: float) -> Iterator[None]:
 
 
 def timing(place: BenchRank, plan: BenchBudget, data: RandomRows) -> list[dict[str, Any]]:
-    """Return for each rank its own work as evenstride reads it, and as it is; collective.
+    """Return the busy time of each rank as evenstride measures it, and a reference; collective.
 
-    With unequal shares, so that ranks wait for each other. The truth is of the very same steps,
+    The shares are unequal, so that ranks wait for each other. The reference is of the same steps,
     timed by other means; see `BenchArm.timed_steps`. All figures are medians over the reported
-    steps; those read are ``None`` where none was.
+    steps. Those of evenstride are ``None`` if it reported no step.
     """
     weights = np.array([1.0 + rank % 3 for rank in range(place.world_size)])
     most = np.full_like(weights, data.batch)
@@ -130,9 +130,9 @@ def timing(place: BenchRank, plan: BenchBudget, data: RandomRows) -> list[dict[s
 def compared(
     times_s: Sequence[tuple[float, float]], read_s: Mapping[int, float], cold_steps: int
 ) -> dict[str, float | None]:
-    """Return medians of what was read beside the truth, and of their ratio step by step.
+    """Return the medians of the measured and of the reference times, and of their ratio per step.
 
-    All are over the steps that were read; without any the truth is over all warm ones.
+    They are over the measured steps. Without any, those of the reference are over all warm steps.
     """
     steps = [step for step in read_s if cold_steps <= step < len(times_s)]
     warm = [times_s[step] for step in steps] or times_s[cold_steps:]
@@ -153,9 +153,9 @@ def _read_s(trace: Path, workers: int) -> list[dict[int, float]]:
 
 
 def balance(place: BenchRank, plan: BenchBudget, data: RandomRows) -> dict[str, Any]:
-    """Return what a step takes with the equal and with the adaptive split; collective."""
+    """Return the step times of the equal and of the adaptive split; collective."""
     arms = [BenchArm(place, data, policy) for policy in ("uniform", "adaptive")]
-    for arm in arms:  # the opening, in which the first splits are tried
+    for arm in arms:  # the opening
         arm.block(2 * plan.block_steps)
     times_s = _blocks(place, plan.balance_s, arms, plan.block_steps)
     stride = arms[1].stride
@@ -179,10 +179,10 @@ def balance(place: BenchRank, plan: BenchBudget, data: RandomRows) -> dict[str, 
 
 
 def overhead(place: BenchRank, plan: BenchBudget, data: RandomRows) -> dict[str, Any]:
-    """Return what a step takes with evenstride's equal split and without it; collective.
+    """Return the step times of evenstride's equal split and of plain training; collective.
 
-    Plain training is run twice, the second time as a control (A/A): what its ratio is off 1 is
-    what this machine cannot tell.
+    Plain training runs twice, the second time as a control (A/A). The deviation of its ratio from 1
+    is the resolution of the measurement on this machine.
     """
     arms = [BenchArm(place, data, policy) for policy in (None, "uniform", None)]
     for arm in arms:
@@ -220,7 +220,7 @@ def _blocks(
 
 
 def median_interval(values: Sequence[float]) -> tuple[float, float]:
-    """Return the 95 % interval of the median, by resampling; the same for the same values.
+    """Return the 95 % interval of the median of many values; deterministic.
 
     Source:
         The percentile bootstrap (Efron, Annals of Statistics 1979).
@@ -233,7 +233,7 @@ def median_interval(values: Sequence[float]) -> tuple[float, float]:
 
 
 class BenchNet(nn.Module):
-    """A residual layer, applied again and again."""
+    """A residual layer that is applied several times."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -250,7 +250,7 @@ class BenchNet(nn.Module):
 
 
 class RandomRows(Dataset[Any]):
-    """Random rows on the device for an epoch of some global batches, fetched a batch at a time."""
+    """Random rows on the device for an epoch of some global batches, fetched in batches."""
 
     def __init__(self, batch: int, device: torch.device, steps: int = _STEPS) -> None:
         generator = torch.Generator().manual_seed(5)
@@ -272,9 +272,9 @@ class RandomRows(Dataset[Any]):
 class EqualShares(Sampler[list[int]]):
     """The equal split without evenstride: this rank's indices in each global batch.
 
-    Torch's own sampler makes a list of all indices at the start of an epoch, which for small
-    samples in large batches would take longer than some steps. The epoch's length is a multiple of
-    the global batch, and that of the number of ranks.
+    Torch's own sampler creates a list of all indices at the start of an epoch. For small samples in
+    large batches that would take longer than some steps. The length of the epoch is a multiple of
+    the global batch, which is a multiple of the number of ranks.
     """
 
     def __init__(self, length: int, batch: int, place: BenchRank) -> None:
@@ -293,11 +293,11 @@ class EqualShares(Sampler[list[int]]):
 
 
 class BenchArm:
-    """A way of training, kept between blocks; all ranks make the same arms in the same order.
+    """A model with its own training loop; all ranks create the same arms in the same order.
 
-    ``data`` is such as `RandomRows`; its ``batch`` is the global batch, a multiple of the world
-    size. Without a policy, training is plain PyTorch. The leader records ``trace``. The net is the
-    small one of this module if none is given.
+    ``data`` is a data set like `RandomRows`. Its ``batch`` is the global batch, a multiple of the
+    world size. Without a policy, the arm trains with plain PyTorch. The leader writes ``trace``.
+    The default network is the small one of this module.
     """
 
     def __init__(
@@ -328,7 +328,7 @@ class BenchArm:
         self._batches = self._forever()
 
     def block(self, steps: int) -> float:
-        """Train some steps, all ranks starting together; return the mean time of one."""
+        """Train some steps, which all ranks start together; return the mean step time."""
         started_s = self.place.start_s()
         for _ in range(steps):
             self.step()
@@ -339,16 +339,16 @@ class BenchArm:
         self.update()
 
     def timed_steps(self, steps: int) -> list[tuple[float, float]]:
-        """Train some steps; return the seconds of own work in each, and of the whole of it.
+        """Train some steps; return the busy time and the step time of each.
 
-        Own work is all but the time from this rank's last gradient to the end of the backward
-        pass, in which it waits for the others. It is timed by hooks on the parameters and a host
-        that waits for the device, which is slow and certain.
+        The busy time leaves out the time from this rank's last gradient to the end of the backward
+        pass, in which it waits for the others. Hooks on the parameters measure it, and the host
+        waits for the device. This is slow, but accurate.
         """
         ready_s = [0.0]
 
         def mark(_: Tensor) -> None:
-            # Not for the whole device: what averages the gradients is at work there as well.
+            # Wait for the stream only: the all-reduce also runs on the device.
             ready_s[0] = self.place.computed_s()
 
         hooks = [
@@ -368,8 +368,8 @@ class BenchArm:
         return times_s
 
     def own_s(self) -> tuple[float, int]:
-        """Return evenstride's own time so far on this rank, and the steps it is over."""
-        assert self.stride is not None, "only an arm with a policy has time of its own"
+        """Return evenstride's own time so far on this rank, and the number of steps."""
+        assert self.stride is not None, "an arm without a policy has no Stride"
         summary = self.stride.summary()
         return summary.overhead_s * summary.step, summary.step
 
@@ -384,7 +384,7 @@ class BenchArm:
             yield from self._loader
 
     def backward(self) -> None:
-        """Fetch, forward and backward pass of a step."""
+        """Run the fetch, the forward pass and the backward pass of a step."""
         x, y = next(self._batches)
         loss = F.cross_entropy(self._model(x), y)
         self._scale(loss).backward()  # type: ignore[no-untyped-call]
@@ -395,9 +395,9 @@ class BenchArm:
 
 
 def choose_batch(place: BenchRank, plan: BenchBudget) -> int:
-    """Return the global batch whose equal split takes the mean rank about a step's time.
+    """Return a global batch for which a rank of mean speed takes about the target step time.
 
-    Collective; every rank measures how fast it is while all others do the same.
+    Collective: all ranks measure their speeds at the same time.
     """
     rates = place.gathered(_samples_per_s(place, plan.step_s))
     mean = sum(rates) / len(rates) * plan.step_s
@@ -406,7 +406,7 @@ def choose_batch(place: BenchRank, plan: BenchBudget) -> int:
 
 
 def _samples_per_s(place: BenchRank, step_s: float) -> float:
-    """Return this rank's speed at a batch that takes it a good part of a step's time."""
+    """Return this rank's speed at a batch that takes a third of the target step time or more."""
     net, size = _net(place).to(place.device), _FEWEST
     place.start_s()
     while True:
@@ -423,7 +423,7 @@ def _samples_per_s(place: BenchRank, step_s: float) -> float:
 
 
 def _net(place: BenchRank) -> BenchNet:
-    """Return the net, the same on every rank: small as soon as one of them is a processor."""
+    """Return the network, the same on every rank: the small one if any rank is a processor."""
     kinds = {device.kind for device in place.devices}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -435,9 +435,9 @@ def _as_it_is(batch: Any) -> Any:
 
 
 def in_turns(place: BenchRank, seconds: float, arms: int) -> Iterator[tuple[int, ...]]:
-    """Yield the arms' numbers in all orders in turn, until the time is over; collective.
+    """Yield the numbers of the arms, in all orders in turn, until the time is over; collective.
 
-    At least three rounds, so that there is a median.
+    There are at least three rounds.
     """
     orders = list(permutations(range(arms)))
     started_s, rounds = place.start_s(), 0
@@ -447,10 +447,10 @@ def in_turns(place: BenchRank, seconds: float, arms: int) -> Iterator[tuple[int,
 
 
 def exactness(place: BenchRank) -> dict[str, dict[str, Any]]:
-    """Return the relative errors in each precision, the largest of all ranks; collective.
+    """Return the largest relative error of any rank in each precision; collective.
 
-    The truth is computed in float64 on the CPU, from the very weights and samples. The control
-    is what the engine makes of the same batches without weights, which should be far off.
+    The reference is computed in float64 on the CPU, from the same weights and samples. The control
+    is the error without `scale`, which should be large.
     """
     return {
         str(dtype).removeprefix("torch."): _judged(place, dtype, limit)
@@ -459,10 +459,10 @@ def exactness(place: BenchRank) -> dict[str, dict[str, Any]]:
 
 
 def wrong(figures: dict[str, dict[str, Any]]) -> list[str]:
-    """Return a sentence for each precision whose error is over its limit."""
+    """Return a sentence for each precision whose error is above its limit."""
     return [
-        f"the {name} gradient of unequal shares is off by {one['error']:.1e} from that of one "
-        f"process on all the samples, and at most {one['limit']:.0e} is promised"
+        f"the {name} gradient of unequal shares has a relative error of {one['error']:.1e}, "
+        f"compared with one process on all samples; the limit is {one['limit']:.0e}"
         for name, one in figures.items()
         if not one["error"] <= one["limit"]
     ]
@@ -476,7 +476,7 @@ def _judged(place: BenchRank, dtype: torch.dtype, limit: float) -> dict[str, Any
 
 
 def largest(place: BenchRank, error: float) -> float:
-    """Return the largest of all ranks' errors; one that is not a number counts as the largest."""
+    """Return the largest error of any rank; NaN counts as the largest."""
     errors = place.gathered(error)
     return next((one for one in errors if one != one), max(errors))
 
@@ -505,7 +505,7 @@ def _weighted_error(place: BenchRank, dtype: torch.dtype) -> float:
 
 
 def _unweighted_error(place: BenchRank, dtype: torch.dtype) -> float:
-    """Return the error of the first step's gradient without weights: the mean of the means."""
+    """Return the error of the first gradient without `scale`: the mean of the local means."""
     sizes = _sizes(place)
     rows, net = _rows(place, dtype), _exact_net(dtype)
     start = sum(sizes[: place.rank])
@@ -513,7 +513,7 @@ def _unweighted_error(place: BenchRank, dtype: torch.dtype) -> float:
     model = place.averaged(net)
     if place.group is not None:
         loss = F.mse_loss(model(x), y)
-    else:  # alone: a mean over micro-batches of different sizes
+    else:  # one process: the mean over micro-batches of different sizes
         parts = [
             F.mse_loss(model(a), b) for a, b in zip(x.split(_MICRO), y.split(_MICRO), strict=True)
         ]
@@ -523,7 +523,7 @@ def _unweighted_error(place: BenchRank, dtype: torch.dtype) -> float:
 
 
 def _relative_error(net: nn.Module, rows: TensorDataset, start: int, size: int) -> float:
-    """Return how far the net's gradient is from the one on ``size`` rows from ``start`` on."""
+    """Return the relative error of the gradient, compared with ``size`` rows from ``start`` on."""
     truth = copy.deepcopy(net).double().cpu()
     truth.zero_grad()
     x, y = (column.double().cpu() for column in rows[start : start + size])
@@ -538,7 +538,7 @@ def _flat(net: nn.Module) -> Tensor:
 
 
 def _sizes(place: BenchRank) -> list[int]:
-    """Return every rank's share: very unequal, and none a multiple of the micro-batches."""
+    """Return the share of every rank: very unequal, and not multiples of the micro-batch."""
     return [3 + 6 * rank for rank in range(place.world_size)] if place.world_size > 1 else [7]
 
 
@@ -558,7 +558,7 @@ def _exact_net(dtype: torch.dtype) -> nn.Module:
 
 @contextlib.contextmanager
 def _full_precision() -> Iterator[None]:
-    """Multiply float32 in float32: TF32 has 10 bits where float32 has 23."""
+    """Multiply float32 without TF32, which has 10 mantissa bits instead of 23."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
     try:

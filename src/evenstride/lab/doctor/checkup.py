@@ -1,4 +1,4 @@
-"""What a machine and a process group can do, measured, and the ports on which jobs listen."""
+"""Properties of a machine and of a process group, and the ports on which jobs listen."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ from evenstride.runtime.launching.torchrun_agent import is_agent
 Findings = dict[str, Any]
 
 _SMALL, _LARGE = 2, 2**20  # elements of float32, for latency and bandwidth
-# A rank this much slower than the fastest is worth naming.
+# Ranks below this speed, relative to the fastest, are listed as slow.
 _SLOW = 0.8
 _SERVER = "evenstride.runtime.parameter_server.server_process"
 
 
 def examine_machine() -> Findings:
-    """Return what this process can say about its machine."""
+    """Return the findings of this process about its machine."""
     limits, caveat = open_limits(1)
     limits.close()
     return {
@@ -69,7 +69,7 @@ def examine_machine() -> Findings:
 
 
 def examine_rank(rank: int) -> Findings:
-    """Return what one rank says about the device it would train on, and the torch it has."""
+    """Return the findings of one rank about its device and its torch."""
     device = own_device()
     facts = read_device(device)
     return {
@@ -88,14 +88,14 @@ def examine_rank(rank: int) -> Findings:
 
 
 def examine_group() -> Findings | None:
-    """Return what the launcher's ranks find out together, on rank 0; ``None`` on the others.
+    """Return the findings of all ranks of the launcher on rank 0, and ``None`` on the others.
 
-    Makes a Gloo group of its own, and takes it down again.
+    Creates a Gloo group and destroys it again.
     """
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
     try:
         mine = examine_rank(dist.get_rank())
-        # What has no code for its card cannot compute there.
+        # A rank whose torch does not support its GPU cannot compute there.
         flops_per_s = 0.0 if mine["unusable"] else measured_flops_per_s()
         mine["gflops_per_s"] = round(flops_per_s / 1e9, 2)
         ranks: list[Findings] = [{} for _ in range(dist.get_world_size())]
@@ -123,7 +123,8 @@ def examine_group() -> Findings | None:
 def gradient_error() -> float:
     """Return the relative error of a weighted gradient over unequal batches; collective.
 
-    Rank ``k`` has ``3 + 6 k`` samples of one batch; DDP's plain mean is off by 0.76 on two.
+    Rank ``k`` has ``3 + 6 k`` samples of one batch. The error of DDP's plain mean is 0.76 on two
+    ranks.
     """
     rank, world_size = dist.get_rank(), dist.get_world_size()
     sizes = [3 + 6 * k for k in range(world_size)]
@@ -156,12 +157,12 @@ def reduce_s(elements: int, repeats: int = 9) -> float:
 
 
 def tell(findings: Findings) -> str:
-    """Return the findings as a block of lines that can be posted."""
+    """Return the findings as a block of lines to post."""
     apart = ("group", "ports")
-    told = {name: value for name, value in findings.items() if name not in apart and value != ""}
+    plain = {name: value for name, value in findings.items() if name not in apart and value != ""}
     lines = [
         f"{name.removesuffix('_bytes'):20} {_text(_shown(name, value))}"
-        for name, value in told.items()
+        for name, value in plain.items()
     ]
     if "ports" in findings:
         lines += tell_ports(findings["ports"])
@@ -179,7 +180,7 @@ def tell(findings: Findings) -> str:
             *tell_ports([port for mine in group["ranks"] for port in mine["ports"]]),
         ]
         if not group["same_torch"]:
-            lines.append("warning              the ranks run different versions of torch")
+            lines.append("warning              the ranks have different versions of torch")
         if group.get("backend_warning"):
             lines.append(f"warning              {group['backend_warning']}")
     return "\n".join(lines)
@@ -198,20 +199,20 @@ def _rank_lines(mine: Findings) -> list[str]:
         f"torch {mine['torch']:14} {_text(mine['devices'])}  {mine['gflops_per_s']:.1f} GFLOP/s"
     ]
     names = ("wheel", "capability", "bf16", "compile", "memory_bytes", "backends")
-    told = {
+    texts = {
         name.removesuffix("_bytes"): _text(_shown(name, mine[name]))
         for name in names
         if mine.get(name)
     }
-    if told:
-        lines.append(" " * 12 + "; ".join(f"{n} {text}" for n, text in told.items()))
+    if texts:
+        lines.append(" " * 12 + "; ".join(f"{n} {text}" for n, text in texts.items()))
     if mine.get("unusable"):
         lines.append(f"warning     rank {mine['rank']} {_text(mine['unusable'])}")
     return lines
 
 
 def _abilities(devices: list[RankDevice]) -> Findings:
-    """Return what the devices can do, each a list in their order; ``""`` for what is no matter."""
+    """Return lists of the abilities of the devices; an empty string for those without a value."""
     return {
         "capability": [d.architecture for d in devices if d.architecture] or "",
         "bf16": [device.bf16 for device in devices],
@@ -233,7 +234,7 @@ def _wheel() -> str:
 
 
 def backend_warning(kinds: list[str]) -> str:
-    """Return why torch's own choice of backends would not do for these ranks; ``""`` if it does."""
+    """Return why torch's default backends do not suit these ranks; empty if they do."""
     try:
         check_backends(kinds, "cpu:gloo,cuda:nccl")
     except ConfigError as error:
@@ -271,33 +272,33 @@ def _text(value: object) -> str:
 class Port:
     """A port on which a process listens."""
 
-    address: str  # that it is bound to; ``0.0.0.0`` and ``::`` are all addresses of the machine
+    address: str  # bound address; ``0.0.0.0`` and ``::`` are all addresses of the machine
     port: int  # its number
-    process: str  # which one of the job's it is, for people
+    process: str  # role of the process in the job
     pid: int  # process id
-    is_open: bool  # whether other machines can reach it, unless a firewall is in between
+    is_open: bool  # whether other machines can reach it, if no firewall blocks it
 
     def to_plain(self) -> dict[str, Any]:
         return asdict(self)
 
 
 def ports_of_jobs() -> list[Port]:
-    """Return the ports of all jobs of this user that run on this machine."""
+    """Return the ports of all jobs of this user on this machine."""
     return ports_of(psutil.process_iter())
 
 
 def ports_of_rank() -> list[Port]:
-    """Return the ports of this rank; local rank 0 adds those of the launcher's agent."""
+    """Return the ports of this rank; on local rank 0, also those of the launcher's agent."""
     me = psutil.Process()
     agent = me.parent() if os.environ.get("LOCAL_RANK", "0") == "0" else None
     return ports_of([me, *filter(None, [agent])])
 
 
 def ports_of(processes: Iterable[psutil.Process]) -> list[Port]:
-    """Return the ports of those processes that belong to a job, each once."""
+    """Return the ports of the processes that belong to a job, each once."""
     found: dict[tuple[str, int], Port] = {}
     for process in processes:
-        with contextlib.suppress(psutil.Error):  # it has ended, or is another user's
+        with contextlib.suppress(psutil.Error):  # the process has ended or is another user's
             if role := _role(process):
                 for address, number in _listening(process):
                     port = Port(address, number, role, process.pid, not is_loopback(address))
@@ -306,7 +307,7 @@ def ports_of(processes: Iterable[psutil.Process]) -> list[Port]:
 
 
 def tell_ports(ports: list[dict[str, Any]]) -> list[str]:
-    """Return lines about ports in their plain form; the last one says what to do."""
+    """Return lines about ports, with a warning if other machines can reach one."""
     lines = []
     for port in ports:
         where = f"[{port['address']}]" if ":" in port["address"] else port["address"]
@@ -317,16 +318,16 @@ def tell_ports(ports: list[dict[str, Any]]) -> list[str]:
     if count := sum(port["is_open"] for port in ports):
         what = "1 port is" if count == 1 else f"{count} ports are"
         lines.append(
-            f"{'warning':20} {what} open to other machines, and no port asks for a password: "
-            "anyone who reaches them can end the job or run code in it. On one machine, start it "
-            "with evenstride launch, which listens on loopback only. On several, close the ports "
-            "to all machines but those of the job (SECURITY.md)"
+            f"{'warning':20} {what} open to other machines, without a password: other machines can "
+            "end the job or run code in it. On one machine, start the job with evenstride launch, "
+            "which listens on loopback only. On several machines, open the ports only to the "
+            "machines of the job (SECURITY.md)"
         )
     return lines
 
 
 def _role(process: psutil.Process) -> str:
-    """Return which process of a job it is; nothing if it is none."""
+    """Return the role of a process in a job; empty if it belongs to none."""
     command = process.cmdline()
     if "--store-only" in command:
         return "store"

@@ -1,4 +1,4 @@
-"""One training whose workers and batch are found while it goes on: ``evenstride plan --online``.
+"""Search for the best workers and batch during a training: ``evenstride plan --online``.
 
-Start with `online_search`. What to try next is decided in `planner.online_policy`.
+Start with `online_search`. `planner.online_policy` decides which configuration to try next.
 """

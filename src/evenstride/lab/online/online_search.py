@@ -1,4 +1,4 @@
-"""Train, measure, decide, switch: until training stays where it is best."""
+"""Train, measure, decide and switch, until training stays in the best configuration."""
 
 from __future__ import annotations
 
@@ -39,37 +39,37 @@ from evenstride.planner.online_policy import (
     USUAL_SWITCH_S,
     OnlineDecision,
     OnlineStanding,
-    anew,
     choices,
     decide,
     extremes,
+    must_restart,
     overhead,
     surest,
     whole_epochs,
 )
 
-_LOOK_S = 0.5  # from one look into a trace to the next
-_TELL_S = 30.0  # from one word on how far training is to the next, where it stays
-_STOP_S = 120.0  # for a phase to save and end
+_LOOK_S = 0.5  # between two reads of a trace
+_TELL_S = 30.0  # between two progress messages after the choice
+_STOP_S = 120.0  # longest time for a phase to save and end
 _NOISE_EVERY = 3
 _NO_STEP = (
-    "did not save and end when it was asked to; it must call its Checkpointer's step() after every "
-    "optimizer step, which it did not"
+    "did not save and end when asked to, because it did not call its Checkpointer's step() after "
+    "every optimizer step; add that call"
 )
 
 Say = Callable[[str], None]
 
 
 def search(asked: OnlineRequest, say: Say = lambda _: None) -> OnlineResult:
-    """Train a script to its end, and find workers and batch meanwhile; no process is left."""
+    """Train a script to its end, and find the best workers and batch meanwhile."""
     require_script(asked.command[0])
     if asked.speeds:
         check_fit(asked.speeds, usable_cpus())
     make_folder(asked.folder)
     journal = opened(asked.folder.resolve(), asked.to_plain())
     trials = Trials(asked.folder.resolve() / CHECKPOINTS, restore=asked.restore)
-    with ground(asked.speeds) as (on, told):
-        say(told)
+    with ground(asked.speeds) as (on, limits):
+        say(limits)
         return _Search(asked, on, journal, trials, say).run()
 
 
@@ -82,14 +82,14 @@ class _Search:
     say: Say
     possible: tuple[Configuration, ...] = ()
     foreseen: tuple[OnlineForecast, ...] = ()
-    started_s: float = 0.0  # when the first step since it was last started was committed
+    started_s: float = 0.0  # time of the first committed step since the latest start
     carried: float = 0.0  # samples trained before that start
     continued: bool = False
 
     def run(self) -> OnlineResult:
         at = self._begun()
         if at is None:
-            self.say("there was nothing left to train")
+            self.say("the training had already ended")
             return OnlineResult(self.journal, (), None, None, 0.0, self.continued)
         self.started_s = at.first_s
         while self.journal.chosen is None:
@@ -97,7 +97,7 @@ class _Search:
             if probe is None:
                 return self._found(at, None)
             decision = self._decide(at, probe)
-            to = self._anew(at) if decision.to is None else decision.to
+            to = self._restarted(at) if decision.to is None else decision.to
             following = at if to is None else self._switch(at, to)
             if following is None:
                 return self._found(at, None)
@@ -107,7 +107,7 @@ class _Search:
         return self._to_the_end(at)
 
     def _begun(self) -> OnlineTraining | None:
-        """Start the first phase, of a continued search, too; return once it trains, if it does."""
+        """Start the first phase; return it once it trains, or ``None`` if nothing is left."""
         before = self.journal.chosen or self.journal.present
         first, self.continued = before or self._first(), before is not None
         at = self._training(first)
@@ -130,7 +130,7 @@ class _Search:
 
     def _start(self, choice: Configuration) -> PhaseProcesses:
         folder = self.journal.file.parent / f"phase-{self.journal.start_phase()}"
-        # A batch that is the script's own is not asked for.
+        # Without --batches, the script keeps its own batch.
         batch = choice.batch if self.asked.batches else None
         own = {"EVENSTRIDE_NOISE": str(_NOISE_EVERY)} if len(self.asked.batches) > 1 else {}
         phase = ScriptPhase(choice.workers, batch, folder, self._epochs(choice))
@@ -138,7 +138,7 @@ class _Search:
         return PhaseProcesses.started(phase, self.asked.command, own, self.on)
 
     def _epochs(self, choice: Configuration) -> int:
-        """Return how many epochs the whole training lasts, if it goes on in a configuration."""
+        """Return the epochs of the whole training, if it continues in a configuration."""
         found = self._foreseen(choice)
         if found is not None:
             return whole_epochs(found)
@@ -150,14 +150,14 @@ class _Search:
         return next((one for one in self.foreseen if one.choice == choice), None)
 
     def _take_up(self, at: OnlineTraining) -> None:
-        """Learn what is trained, and where from; refuse a script that cannot take part."""
+        """Read the workload and the starting point; refuse a script that cannot take part."""
         known = at.facts()
         at.check(known, open_batch=bool(self.asked.batches))
         for line in self.trials.news():
             self.say(line)
         at.settle(known)
         self.possible = choices(self.asked.workers, self.asked.batches or (known.global_batch,))
-        # What was trained and saved before a search was interrupted belongs to where it was.
+        # Work that was saved before an interruption counts for the configuration of that time.
         self.journal.train(at.choice.batch, at.began - self.journal.samples)
         self.journal.enter(at.choice, at.crew.phase.epochs)
 
@@ -175,11 +175,11 @@ class _Search:
 
         if not at.until(enough, math.inf):
             return None
-        assert probe is not None, "that is what was waited for"
+        assert probe is not None, "enough() has returned true"
         self.journal.note(probe)
         step_ms, factor = probe.step_s * 1e3, math.exp(Z95 * probe.drift)
         self.say(
-            f"{_phase(self.journal.phases, at.choice)}: {step_ms:.3g} ms a step ("
+            f"{_phase(self.journal.phases, at.choice)}: {step_ms:.3g} ms per step ("
             f"{step_ms / factor:.3g} to {step_ms * factor:.3g}), "
             f"{at.choice.batch / probe.step_s:.0f} samples/s, from {probe.steps} steps"
             + _noise(probe)
@@ -188,7 +188,7 @@ class _Search:
 
     def _decide(self, at: OnlineTraining, probe: Probe) -> OnlineDecision:
         known = facts_of(at.crew.phase.trace)
-        assert known is not None, "it has been measured"
+        assert known is not None, "the phase has been measured"
         job = TrainingJob(
             at.length,
             self.asked.epochs,
@@ -250,8 +250,8 @@ class _Search:
         began = following.restored_at(at.length)
         if began is None:
             raise ConfigError(
-                f"{self.asked.command[0]} began anew instead of going on: it makes a Checkpointer, "
-                "but does not call its restore() before the loop"
+                f"{self.asked.command[0]} started from scratch, because it does not call restore() "
+                "of its Checkpointer before the loop; add that call"
             )
         self.journal.train(at.choice.batch, began - at.began)
         self._take_up(following)
@@ -260,54 +260,54 @@ class _Search:
         switch = Switch(at.choice, following.choice, gap_s, slowed_s)
         self.journal.switched(switch, following.first_s - at.first_s)
         self.say(
-            f"{_phase(self.journal.phases, following.choice)}: goes on after {gap_s:.2f} s; "
-            f"{slowed_s:.2f} s were lost before, while it started"
+            f"{_phase(self.journal.phases, following.choice)}: continues after {gap_s:.2f} s; "
+            f"its start had slowed down the phase before by {slowed_s:.2f} s"
         )
 
-    def _anew(self, at: OnlineTraining) -> Configuration | None:
-        """Return the present configuration, if it must be started again with other epochs."""
+    def _restarted(self, at: OnlineTraining) -> Configuration | None:
+        """Return the present configuration, if it must be restarted with other epochs."""
         here, given = self._foreseen(at.choice), at.crew.phase.epochs
         switch_s = self.journal.switch_s(USUAL_SWITCH_S)
-        if here is None or not anew(here, given, at.length, switch_s):
+        if here is None or not must_restart(here, given, at.length, switch_s):
             return None
         self.say(
-            f"{at.choice} needs {whole_epochs(here)} epochs and was told {given}; it is started "
-            "again with those"
+            f"{at.choice} needs {whole_epochs(here)} epochs instead of {given}; restarting it with "
+            "these"
         )
         return at.choice
 
     def _stay(self, at: OnlineTraining, decision: OnlineDecision) -> None:
         self.journal.stay(at.choice, decision.reason)
-        self.say(f"trains to the end; what the script says is in {at.crew.phase.folder}/rank-0.log")
+        self.say(f"trains to the end; its output is in {at.crew.phase.folder}/rank-0.log")
 
     def _to_the_end(self, at: OnlineTraining) -> OnlineResult:
-        told_s, begun, begun_s = time.monotonic(), at.samples, time.monotonic()
+        reported_s, begun, begun_s = time.monotonic(), at.samples, time.monotonic()
 
-        def tell() -> bool:
-            nonlocal told_s
+        def report() -> bool:
+            nonlocal reported_s
             now_s = time.monotonic()
-            if now_s - told_s >= _TELL_S:
-                told_s = now_s
-                self._tell_how_far(at, (at.samples - begun) / (now_s - begun_s))
+            if now_s - reported_s >= _TELL_S:
+                reported_s = now_s
+                self._report_progress(at, (at.samples - begun) / (now_s - begun_s))
             return False
 
-        at.until(tell, math.inf)
+        at.until(report, math.inf)
         after = probe_of(at.crew.phase.trace, 1)
         return self._found(at, after)
 
-    def _tell_how_far(self, at: OnlineTraining, per_s: float) -> None:
-        """Say how much is trained, and how long the rest takes at the present rate."""
+    def _report_progress(self, at: OnlineTraining, per_s: float) -> None:
+        """Print the trained epochs, and the remaining time at the present rate."""
         trained, whole = self.journal.samples + at.samples, at.crew.phase.epochs * at.length
         left = max(whole - trained, 0.0)
-        soon = f"; some {left / per_s:.0f} s are left, at the rate until now" if per_s > 0 else ""
-        self.say(f"{trained / at.length:.1f} of {at.crew.phase.epochs} epochs are trained{soon}")
+        rest = f"; about {left / per_s:.0f} s remain at this rate" if per_s > 0 else ""
+        self.say(f"{trained / at.length:.1f} of {at.crew.phase.epochs} epochs trained{rest}")
 
     def _found(self, at: OnlineTraining, after: Probe | None) -> OnlineResult:
         now_s = time.monotonic()
         samples = self.journal.samples - self.carried
         self.journal.train(at.choice.batch, at.samples)
         cost = None
-        # How long a session lasted that was ended, and what of its work was lost, is not known.
+        # For a session that was interrupted, its duration and its lost work are unknown.
         if after is not None and self.journal.chosen is not None and not self.continued:
             per_s = after.choice.batch / after.step_s
             cost = overhead(self.journal.search_s, samples, per_s, now_s - at.first_s)
@@ -326,4 +326,4 @@ def _noise(probe: Probe) -> str:
     if probe.noise is None:
         return ""
     high = "" if probe.noise.high is None else f" to {probe.noise.high:.0f}"
-    return f", a noise scale of {probe.noise.scale:.0f} samples ({probe.noise.low:.0f}{high})"
+    return f", noise scale {probe.noise.scale:.0f} samples ({probe.noise.low:.0f}{high})"

@@ -1,4 +1,4 @@
-"""What the trace of a phase tells of its configuration."""
+"""Measurements of a configuration, from the trace of its phase."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from evenstride.planner.workload.from_trace import Facts, beside, drift, facts, 
 from evenstride.planner.workload.workload_profile import Point
 from evenstride.trace.run_log import RunLog, course_of
 
-_AHEAD_S = 600.0  # for which a mean is to hold
+_AHEAD_S = 600.0  # time ahead for which a mean should hold
 _MOST_UNSETTLED = 200  # steps
 
 
 def facts_of(trace: Path) -> Facts | None:
-    """Return what a phase trains; ``None`` before its first step."""
+    """Return the facts about the workload of a phase; ``None`` before its first step."""
     try:
         return facts(RunLog(trace, notes_only=True))
     except TraceError:
@@ -33,12 +33,12 @@ def facts_of(trace: Path) -> Facts | None:
 
 
 def mode_of(trace: Path) -> str:
-    """Return the mode of synchronisation that a phase trains in."""
+    """Return the synchronisation mode of a phase."""
     return str(RunLog(trace, notes_only=True).header.get("sync", "bsp"))
 
 
 def probe_of(trace: Path, fewest: int) -> Probe | None:
-    """Return what was measured of a configuration; ``None`` if it is not enough yet."""
+    """Return the measurement of a configuration; ``None`` before ``fewest`` steps."""
     try:
         log = RunLog(trace)
         known = facts(log)
@@ -65,10 +65,9 @@ def probe_of(trace: Path, fewest: int) -> Probe | None:
 
 
 def _points(seen: Sequence[Observation], worker: int) -> tuple[Point, ...]:
-    """Return a worker's steps by size, for the shape of its line."""
-    # Medians, and deviations as robust: while the first steps are taken, the processes of the phase
-    # before are still ending, and a mean over forty steps would be of them. By how much means are
-    # above them, the mean step of all tells (`Probe.step_s`).
+    """Return the step times of a worker by size, for the shape of its time curve."""
+    # Medians and median deviations are robust. During the first steps, the processes of the phase
+    # before still end, which would raise a mean over forty steps. `Probe.step_s` has the mean.
     times_s: dict[int, list[float]] = {}
     for one in seen:
         if one.worker == worker:
@@ -82,9 +81,9 @@ def _points(seen: Sequence[Observation], worker: int) -> tuple[Point, ...]:
 
 
 def _settled_s(seen: Sequence[Observation]) -> list[float]:
-    """Return what steps take once shares have settled, by the first worker."""
-    # Of few, the later half. Each with its part of what was beside the steps it was reported with,
-    # so that their sum is the time that training takes.
+    """Return the step times of the first worker once the shares have settled."""
+    # Of few steps, the later half. Each step includes its part of the time outside the steps that
+    # were reported with it, so that the sum is the time of the training.
     mine = sorted((one for one in seen if one.worker == 0), key=lambda one: one.first_step)
     times_s = [
         busy_s + wait_s + (one.outside_s + one.control_wait_s) / one.steps

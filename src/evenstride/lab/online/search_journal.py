@@ -1,4 +1,4 @@
-"""What a search is asked for, and what it has come to, kept so that it goes on after an end."""
+"""The request and the state of a search, in a file from which an interrupted search continues."""
 
 from __future__ import annotations
 
@@ -15,29 +15,30 @@ from evenstride.planner.online_policy import Overhead
 from evenstride.planner.search.selection import Objective
 
 CHECKPOINTS = "checkpoints"
-"""In the folder of a run: where its checkpoints are."""
+"""Folder of the checkpoints, in the folder of a run."""
 NAME = "online.json"
 _FORMAT = 1
 
 
 @dataclass(frozen=True, slots=True)
 class OnlineRequest:
-    """What is searched for."""
+    """The request for a search."""
 
     command: tuple[str, ...]  # script and arguments
-    workers: tuple[int, ...]  # numbers of them to choose from
-    batches: tuple[int, ...]  # global batches to choose from; empty for the script's own
-    epochs: float  # that training lasts at the smallest batch
+    workers: tuple[int, ...]  # numbers of workers to choose from
+    # Global batches to choose from; empty for the script's own.
+    batches: tuple[int, ...]
+    epochs: float  # of the training at the smallest batch
     objective: Objective  # time, cost or the knee of both
-    usd_per_h: float  # price of a worker
-    speeds: Speeds  # of the workers; empty to run them as they are
+    usd_per_h: float
+    speeds: Speeds  # of the workers; empty for no CPU limits
     folder: Path  # of the run
-    probe_steps: int = 40  # steps of each worker by which a configuration is measured
+    probe_steps: int = 40  # steps of each worker in the measurement of a configuration
     # Whether training starts from the newest checkpoint in the script's own folder.
     restore: bool = False
 
     def to_plain(self) -> dict[str, Any]:
-        """Return what another search must share to go on with this one, as JSON types."""
+        """Return the settings that must be equal to continue this search, as JSON types."""
         return {
             "script": list(self.command),
             "workers": sorted(set(self.workers)),
@@ -56,8 +57,8 @@ class Switch:
 
     source: Configuration  # configuration before
     target: Configuration  # configuration after
-    gap_s: float  # between the last step of one and the first of the other, which is in it
-    slowed_s: float  # by which steps before it were longer, as the next processes were starting
+    gap_s: float  # from the last step before to the end of the first step after
+    slowed_s: float  # delay of the steps before, caused by the start of the next processes
 
     @property
     def cost_s(self) -> float:
@@ -74,24 +75,24 @@ class Switch:
 
 @dataclass(slots=True)
 class SearchJournal:
-    """What is known so far, in memory and in a file.
+    """The state of a search, in memory and in a file.
 
-    Each method writes the file before it returns, so a search that is killed goes on with all
-    that was decided.
+    Each method writes the file before it returns, so a search that is killed continues with all its
+    decisions.
     """
 
-    file: Path  # where it is kept
-    asked: dict[str, Any]  # what the search was asked for; another one cannot go on from it
+    file: Path
+    asked: dict[str, Any]  # the request; a search with another one cannot continue from the file
     phases: int = 0  # started so far
-    present: Configuration | None = None  # configuration that training is in
-    chosen: Configuration | None = None  # where training stays; ``None`` while it is not known
+    present: Configuration | None = None  # of the current phase
+    chosen: Configuration | None = None  # final configuration; ``None`` before the choice
     reason: str = ""  # for the latest decision
-    probes: list[Probe] = field(default_factory=list)  # what was measured, in order
-    switches: list[Switch] = field(default_factory=list)  # made so far
+    probes: list[Probe] = field(default_factory=list)
+    switches: list[Switch] = field(default_factory=list)
     # Samples by batch, of phases that have ended.
     trained: dict[int, float] = field(default_factory=dict)
-    search_s: float = 0.0  # seconds of training before it stayed, where nothing has interrupted it
-    # That the whole training lasts in the present configuration, as far as it is known.
+    search_s: float = 0.0  # seconds of training before the choice, without interruptions
+    # Epochs of the whole training in the present configuration, if known.
     epochs: int | None = None
 
     def start_phase(self) -> int:
@@ -101,33 +102,33 @@ class SearchJournal:
         return self.phases
 
     def enter(self, choice: Configuration, epochs: int) -> None:
-        """Note the configuration that now trains, and the epochs that its script was given."""
+        """Record the configuration of the current phase, and the epochs given to its script."""
         self.present, self.epochs = choice, epochs
         self._write()
 
     def note(self, probe: Probe) -> None:
-        """Add a measurement to those made before, also of the same configuration."""
+        """Add a measurement."""
         self.probes.append(probe)
         self._write()
 
     def decide(self, reason: str, epochs: int) -> None:
-        """Note why the next configuration was chosen, and the epochs that the present one needs."""
+        """Record the reason for the next configuration, and the epochs of the present one."""
         self.reason, self.epochs = reason, epochs
         self._write()
 
     def switched(self, switch: Switch, trained_s: float) -> None:
-        """Add a switch, and the seconds that the phase before it took."""
+        """Add a switch, and the seconds of the phase before it."""
         self.switches.append(switch)
         self.search_s += trained_s
         self._write()
 
     def stay(self, choice: Configuration, reason: str) -> None:
-        """Note the configuration that trains to the end, and why."""
+        """Record the configuration that trains to the end, and the reason."""
         self.chosen, self.reason = choice, reason
         self._write()
 
     def train(self, batch: int, samples: float) -> None:
-        """Add trained samples; a negative number takes back work that was lost."""
+        """Add trained samples; a negative number removes lost work."""
         self.trained[batch] = max(self.trained.get(batch, 0.0) + samples, 0.0)
         self._write()
 
@@ -136,7 +137,7 @@ class SearchJournal:
         return sum(self.trained.values())
 
     def switch_s(self, usual_s: float) -> float:
-        """Return what a switch costs: as those before on average, or a usual one."""
+        """Return the mean cost of the switches so far, or ``usual_s`` before the first."""
         costs = [one.cost_s for one in self.switches]
         return sum(costs) / len(costs) if costs else usual_s
 
@@ -156,7 +157,7 @@ class SearchJournal:
         }
 
     def _write(self) -> None:
-        # Renamed into place: a search that is killed while it writes leaves the former file.
+        # Renamed into place: if the search is killed while it writes, the old file remains.
         new = self.file.with_suffix(".new")
         new.write_text(json.dumps(self.to_plain(), indent=1), encoding="utf-8")
         new.replace(self.file)
@@ -164,22 +165,21 @@ class SearchJournal:
 
 @dataclass(frozen=True, slots=True)
 class OnlineResult:
-    """What a search came to."""
+    """The result of a search."""
 
-    journal: SearchJournal  # of the search
-    # All configurations as they looked when the choice was made, the best first.
+    journal: SearchJournal
+    # Forecasts of all configurations at the time of the choice, the best first.
     foreseen: tuple[OnlineForecast, ...]
-    # What the chosen configuration was measured to take after the switch; ``None`` if training
-    # ended before.
+    # Measurement of the chosen configuration after the switch; ``None`` if training ended before.
     after: Probe | None
-    # What the search has cost; ``None`` if nothing was chosen, or it was continued.
+    # Cost of the search; ``None`` without a choice, or if the search was continued.
     overhead: Overhead | None
-    total_s: float  # of training since the search was last started, from the first step on
-    continued: bool = False  # whether it was begun before, and ended in between
+    total_s: float  # seconds of training since the latest start, from its first step
+    continued: bool = False  # whether the search was interrupted and continued
 
 
 def opened(folder: Path, asked: dict[str, Any]) -> SearchJournal:
-    """Return the journal of a run's folder; a new one, if there is none."""
+    """Return the journal in the folder of a run, or a new one."""
     file = folder / NAME
     if not file.exists():
         return SearchJournal(file, asked)
@@ -189,13 +189,13 @@ def opened(folder: Path, asked: dict[str, Any]) -> SearchJournal:
             return _read(file, plain)
     except (ValueError, KeyError, TypeError, OSError) as error:
         raise ConfigError(
-            f"{file} cannot be read ({error}); give another --folder to begin anew"
+            f"cannot read {file} ({error}); give another --folder to start a new search"
         ) from None
     before = plain.get("asked", {})
     changed = sorted(name for name in asked if asked[name] != before.get(name))
     raise ConfigError(
-        f"{folder} is of a search with other {', '.join(changed) or 'settings'}; ask for the "
-        "same to go on with it, or give another --folder to begin anew"
+        f"{folder} belongs to a search with other {', '.join(changed) or 'settings'}; use the "
+        "same settings to continue it, or give another --folder to start a new search"
     )
 
 

@@ -1,4 +1,4 @@
-"""A phase of the training: its processes, what is waited for, and what its trace tells."""
+"""A phase of the training: its processes, its progress, and the facts in its trace."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ from evenstride.runtime.store.store_server import serve_store
 from evenstride.runtime.timing.progress_file import read_steps
 
 START_S = 600.0
-"""For a script to come to its training."""
+"""Longest time for a script to reach its training."""
 POLL_S, QUICK_S = 0.05, 0.002
-"""How often processes are looked at; and where seconds count."""
+"""Polling intervals for processes, and for moments in which seconds count."""
 LEFT = 143
-"""Exit code of a rank that has handed over; that of a rank that leaves."""
+"""Exit code of a rank that leaves; a rank that hands over has the same."""
 
 _NOT_OURS = ("EVENSTRIDE_CALIBRATE", "EVENSTRIDE_MAX_STEPS")
 _GONE_S = 10.0
-# The last line of a traceback that ends in one of our own errors.
+# The last line of a traceback of an evenstride error.
 _REFUSED = re.compile(r"^(?:\[rank\d+\]: )?evenstride\.errors\.\w+: (.+)$", re.MULTILINE)
 
 
@@ -49,10 +49,10 @@ _REFUSED = re.compile(r"^(?:\[rank\d+\]: )?evenstride\.errors\.\w+: (.+)$", re.M
 class ScriptPhase:
     """One launch of the script."""
 
-    workers: int  # how many
+    workers: int  # their number
     batch: int | None  # global batch; ``None`` for the script's own
-    folder: Path  # for its trace and its output; a new one
-    epochs: int  # that the script is told the whole training lasts
+    folder: Path  # a new folder for trace and output
+    epochs: int  # of the whole training, as given to the script
 
     @property
     def trace(self) -> Path:
@@ -64,11 +64,11 @@ class ScriptPhase:
 
 
 class Ground:
-    """What all phases run on: one way to start processes, and the workers' limits.
+    """Starts the processes of all phases, and limits the workers.
 
-    Processes are forked from one that has imported torch, so that the next phase is there at once;
-    where that cannot be, they are started from scratch, while the present phase still trains.
-    Without limits there are no speeds, and the workers run as they are.
+    Processes are forked from one that has imported torch, so that the next phase starts at once. If
+    that fails, they start from scratch while the present phase still trains. Without ``limits``,
+    workers run at full speed.
     """
 
     def __init__(self, starter: Starter, limits: Limits | None, speeds: Speeds) -> None:
@@ -87,17 +87,17 @@ class Ground:
         return pid
 
     def code(self, pid: int) -> int | None:
-        """Return a process's exit code; ``None`` while it runs."""
+        """Return the exit code of a process; ``None`` while it runs."""
         return self._starter.ended().get(pid)
 
     def kill(self, pid: int) -> None:
-        """Kill a process and its children; nothing if it has ended."""
+        """Kill a process and its children, if it still runs."""
         self._starter.signal(pid, signal.SIGKILL)
 
 
 @contextlib.contextmanager
 def ground(speeds: Speeds) -> Iterator[tuple[Ground, str]]:
-    """Yield what phases run on, and a sentence on how; no process is left afterwards."""
+    """Yield the ground of all phases and a sentence on the limits; end all processes afterwards."""
     with contextlib.ExitStack() as stack:
         environment = {**STEADY, **os.environ}
         starter: Starter
@@ -106,29 +106,29 @@ def ground(speeds: Speeds) -> Iterator[tuple[Ground, str]]:
         except LaunchError:
             starter = FromScratch()
         stack.callback(starter.close)
-        limits, told = None, "Workers run on this machine as they are."
+        limits, how = None, "Workers run without CPU limits."
         if speeds:
             limits, caveat = open_limits(len(speeds))
             stack.callback(limits.close)
-            told = f"Workers are slowed down by {limits.kind}." + (f" {caveat}" if caveat else "")
-        yield Ground(starter, limits, speeds), told
+            how = f"CPU limits: {limits.kind}." + (f" {caveat}" if caveat else "")
+        yield Ground(starter, limits, speeds), how
 
 
 @dataclass(slots=True)
 class PhaseProcesses:
     """The processes of a phase."""
 
-    phase: ScriptPhase  # that they run
-    ground: Ground  # that they run on
+    phase: ScriptPhase
+    ground: Ground  # starts them
     pids: list[int] = field(default_factory=list)  # in rank order
-    # What to close once they are gone.
+    # Closed after the end of the processes.
     resources: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
     @classmethod
     def started(
         cls, phase: ScriptPhase, command: tuple[str, ...], own: Mapping[str, str], on: Ground
     ) -> PhaseProcesses:
-        """Start a phase's processes, which wait where the script makes its `Checkpointer`."""
+        """Start the processes, which wait where the script creates its `Checkpointer`."""
         phase.folder.mkdir(parents=True, exist_ok=False)
         crew = cls(phase, on)
         store = crew.resources.enter_context(serve_store())
@@ -141,16 +141,16 @@ class PhaseProcesses:
         return crew
 
     def go(self) -> None:
-        """Let the processes go on from the newest checkpoint."""
+        """Let the processes continue from the newest checkpoint."""
         (self.phase.folder / GO).touch()
 
     def stop(self) -> None:
-        """Ask the processes to save and to end."""
+        """Ask the processes to save and end."""
         (self.phase.folder / STOP).touch()
 
     @property
     def up(self) -> bool:
-        """Whether all ranks have come to their `Checkpointer`."""
+        """Whether all ranks have created their `Checkpointer`."""
         folder = self.phase.folder
         return all((folder / f"{READY}-{r}").exists() for r in range(self.phase.workers))
 
@@ -161,26 +161,26 @@ class PhaseProcesses:
 
     @property
     def restored(self) -> dict[str, Any] | None:
-        """Where it went on from a checkpoint; ``None`` if it has not, or not yet."""
+        """Position of the restored checkpoint; ``None`` if none was restored, or not yet."""
         try:
-            told = (self.phase.folder / RESTORED).read_text(encoding="utf-8")
+            text = (self.phase.folder / RESTORED).read_text(encoding="utf-8")
         except FileNotFoundError:
             return None
-        return dict(json.loads(told))
+        return dict(json.loads(text))
 
     @property
     def steps(self) -> int:
         return read_steps(self.phase.progress)
 
     def ended(self) -> bool:
-        """Return whether all processes have ended in order."""
+        """Return whether all processes have ended successfully."""
         codes = [self.ground.code(pid) for pid in self.pids]
         for rank, code in enumerate(codes):
             if code and not (code == LEFT and self.saved):
                 log = self.phase.folder / f"rank-{rank}.log"
                 text = log.read_text(errors="replace") if log.exists() else ""
                 if refused := _REFUSED.findall(text):
-                    raise ConfigError(f"{refused[-1]} (rank {rank}; all it said is in {log})")
+                    raise ConfigError(f"{refused[-1]} (rank {rank}; its output is in {log})")
                 raise LaunchError(
                     f"rank {rank} of {self.phase.workers} ended with exit code {code}; its last "
                     f"output:\n{last_words(text)}"
@@ -188,7 +188,7 @@ class PhaseProcesses:
         return all(code is not None for code in codes)
 
     def bury(self) -> None:
-        """See to it that a phase that has saved is gone; what does not end by itself is killed."""
+        """Wait for the end of a phase that has saved; kill processes that do not end."""
         until_s = time.monotonic() + _GONE_S
         while time.monotonic() < until_s:
             if all(self.ground.code(pid) is not None for pid in self.pids):
@@ -205,7 +205,7 @@ class PhaseProcesses:
 def _variables_of(phase: ScriptPhase) -> dict[str, str]:
     return {
         **dict.fromkeys(_NOT_OURS, ""),
-        # Where none is chosen here, an open one stays as it is: phases are compared at one batch.
+        # Phases are compared at one batch, so an open batch does not change.
         "EVENSTRIDE_GLOBAL_BATCH": "low" if phase.batch is None else str(phase.batch),
         "EVENSTRIDE_EPOCHS": str(phase.epochs),
         "EVENSTRIDE_TRACE": str(phase.trace),
@@ -216,34 +216,34 @@ def _variables_of(phase: ScriptPhase) -> dict[str, str]:
 
 @dataclass(slots=True)
 class OnlineTraining:
-    """A crew that trains, and where it began."""
+    """The training of one phase, and the point at which it began."""
 
-    script: str  # that it runs, for messages
-    crew: PhaseProcesses  # its processes
-    choice: Configuration  # its configuration; a batch of 0 until that is known
-    first_s: float = 0.0  # when its first step was committed
-    began: float = 0.0  # samples trained before it
-    length: int = 0  # samples of an epoch; 0 until it is known
+    script: str  # path, for messages
+    crew: PhaseProcesses
+    choice: Configuration  # its batch is 0 until it is known
+    first_s: float = 0.0  # time of the first committed step
+    began: float = 0.0  # samples trained before the phase
+    length: int = 0  # samples of an epoch; 0 until known
 
     @property
     def samples(self) -> float:
         return float(self.crew.steps * self.choice.batch)
 
     def await_first_step(self, every_s: float = POLL_S) -> bool:
-        """Wait for the first step and note the time; return whether it was made before the end."""
+        """Wait for the first step and record its time; return whether it came before the end."""
         made = self.until(lambda: self.crew.steps > 0, START_S, "took no step", every_s=every_s)
         self.first_s = time.monotonic()
         return made
 
     def settle(self, known: Facts) -> None:
-        """Take over batch and length of an epoch from the trace, and where training went on."""
+        """Set the batch and the epoch length from the trace, and the point at which it began."""
         self.choice = Configuration(self.choice.workers, known.global_batch)
         self.length = known.samples
         if (began := self.restored_at(known.samples)) is not None:
             self.began = began
 
     def restored_at(self, epoch_samples: int) -> float | None:
-        """Return how many samples the restored checkpoint had trained; ``None`` without one."""
+        """Return the trained samples of the restored checkpoint; ``None`` without one."""
         restored = self.crew.restored
         if restored is None:
             return None
@@ -253,18 +253,18 @@ class OnlineTraining:
         self,
         done: Callable[[], bool],
         within_s: float,
-        failing: str = "was not there",
+        failing: str = "did not start",
         *,
         every_s: float = POLL_S,
         beside: PhaseProcesses | None = None,
     ) -> bool:
-        """Wait until something is done; return whether it is, and training has not just ended."""
+        """Wait until ``done`` returns true; return false if the training ends before."""
         until_s = time.monotonic() + within_s
         while not done():
             if beside is not None and beside.ended():
                 raise LaunchError(
-                    f"{self.script} ended before it made its Checkpointer, when it was started "
-                    f"with {beside.phase.workers} workers; see {beside.phase.folder}"
+                    f"{self.script} with {beside.phase.workers} workers ended before it created "
+                    f"its Checkpointer; see its output in {beside.phase.folder}"
                 )
             if self.crew.ended():
                 return done()
@@ -274,18 +274,18 @@ class OnlineTraining:
         return True
 
     def facts(self) -> Facts:
-        """Return what its trace says of the workload, as soon as it does."""
+        """Wait for the facts about the workload in the trace, and return them."""
         found: list[Facts] = []
 
-        def told() -> bool:
-            known = facts_of(self.crew.phase.trace)
-            found.extend([] if known is None else [known])
+        def known() -> bool:
+            facts = facts_of(self.crew.phase.trace)
+            found.extend([] if facts is None else [facts])
             return bool(found)
 
-        if not self.until(told, START_S, "told of no training in its trace"):
+        if not self.until(known, START_S, "wrote no training step to its trace"):
             raise ConfigError(
-                f"{self.script} ended before it trained a step, or it gave no model to watch(), or "
-                "it writes its trace elsewhere; there is nothing to choose for"
+                f"{self.script} ended without a training step in its trace; the script must train, "
+                "pass its model to watch(), and leave the trace to EVENSTRIDE_TRACE"
             )
         return found[0]
 
@@ -293,17 +293,17 @@ class OnlineTraining:
         """Refuse a script that cannot take part."""
         if not self.crew.up:
             raise ConfigError(
-                f"{self.script} trains without an evenstride.Checkpointer, so what it trains would "
-                "be lost at every change; make one, and call its restore() before the loop and its "
-                "step() after every optimizer step"
+                f"{self.script} trains without an evenstride.Checkpointer, so every change would "
+                "lose its work; create one, and call its restore() before the loop and its step() "
+                "after every optimizer step"
             )
         if open_batch and known.global_batch != self.choice.batch:
             raise ConfigError(
-                f"{self.script} has a global batch of its own, {known.global_batch}; leave it "
-                'open, with Stride(global_batch="auto", bounds=...), or leave out --batches'
+                f"{self.script} sets its own global batch, {known.global_batch}; leave it open "
+                'with Stride(global_batch="auto", bounds=...), or remove --batches'
             )
         if not sync_from_spec(mode := mode_of(self.crew.phase.trace)).lockstep:
             raise ConfigError(
-                f"{self.script} trains with sync={mode}, in which workers do not keep step, so "
-                "that nothing can be saved in mid-epoch; use a mode such as bsp"
+                f"{self.script} trains with sync={mode}, in which workers do not step together, so "
+                "it cannot save in the middle of an epoch; use a mode such as bsp"
             )

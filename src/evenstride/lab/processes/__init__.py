@@ -1,5 +1,5 @@
-"""Starting, limiting and watching worker processes, and leaving none behind.
+"""Start worker processes, limit them, watch them, and end them all.
 
-Start with `local_launch`. It starts torchrun's agent through `rendezvous`, which
-keeps its ports on loopback; `torchrun` is for jobs of several machines.
+Start with `local_launch`. It starts torchrun's agent through `rendezvous`, which binds ports to
+loopback only. `torchrun` is for jobs on several machines.
 """

@@ -1,8 +1,8 @@
-"""Real CPU limits on processes, removed whatever happens.
+"""CPU limits on processes, which are removed at the end whatever happens.
 
-Three ways, the best that is permitted: control groups of version 1 or 2, where the kernel
-gives a group a quota of CPU time per short period; and, without any right, stopping and
-continuing the processes by signals. Never by ``sleep``: a sleep does not grow with the batch.
+There are three ways, and the best permitted one is used. In control groups of version 1 or 2, the
+kernel gives a group a quota of CPU time per period. Without permission for these, signals stop and
+continue the processes. A ``sleep`` would not do, because it does not grow with the batch.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from typing import Protocol
 from evenstride.errors import LimitError
 
 PERIOD_S = 0.010
-"""Period of a limit: short, so that a step spans many, and no shorter than kernels keep."""
+"""Period of a limit: a step spans many periods, and kernels still enforce the limit."""
 
 _HANDED_ON = "cgroup.subtree_control"
-_FREE = "free"  # the group of those that no limit is meant for
-_LEAST_QUOTA_S = 0.001  # kernels refuse a smaller one, some of them without a word
+_FREE = "free"  # the group of processes without a limit
+_LEAST_QUOTA_S = 0.001  # kernels refuse a smaller one, some of them without an error
 _MOST_OWED_S = 10 * PERIOD_S
 
 
@@ -33,30 +33,30 @@ class Limits(Protocol):
 
     @property
     def kind(self) -> str:
-        """How the limits are kept, for people: ``cgroup v1``, ``cgroup v2`` or ``signals``."""
+        """How the limits are enforced: ``cgroup v1``, ``cgroup v2`` or ``signals``."""
         ...
 
     def join(self, worker: int, pid: int) -> None:
-        """Put a process, and what it will start, under a worker's limit."""
+        """Put a process, and all processes that it starts, under a worker's limit."""
         ...
 
     def leave(self, pid: int) -> None:
-        """Take a process that a worker has started out of that worker's limit."""
+        """Remove a process that a worker started from that worker's limit."""
         ...
 
     def set_speed(self, worker: int, speed: float) -> None:
-        """Limit a worker to a part of one core; 1 takes the limit away."""
+        """Limit a worker to a fraction of one core; 1 removes the limit."""
         ...
 
     def close(self) -> None:
-        """Take all limits away and leave nothing behind."""
+        """Remove all limits and their groups."""
         ...
 
 
 def open_limits(workers: int) -> tuple[Limits, str]:
-    """Return the best limits there are, and a sentence about what could not be had.
+    """Return the best limits that are permitted, and a sentence on why there are no better ones.
 
-    The sentence is empty when control groups work.
+    The sentence is empty if control groups work.
     """
     reasons = []
     for files in cgroup_candidates():
@@ -66,20 +66,20 @@ def open_limits(workers: int) -> tuple[Limits, str]:
             reasons.append(str(error))
     why = "; ".join(reasons) or "this system has no CPU control groups"
     return SignalLimits(workers), (
-        f"CPU limits by signals instead of control groups, so they are less even ({why})"
+        f"CPU limits use signals instead of control groups, so they are less accurate ({why})"
     )
 
 
 @dataclass(frozen=True, slots=True)
 class CgroupFiles:
-    """Where one version of control groups keeps a group's quota."""
+    """The files in which one version of control groups keeps the quota of a group."""
 
     kind: str
     base: Path
 
     def limit(self, group: Path, speed: float) -> None:
-        """Write the quota of a group and check that the kernel took it."""
-        # Slow workers get longer periods rather than quotas that are refused.
+        """Write the quota of a group and check that the kernel accepted it."""
+        # Slow workers get longer periods, because the kernel would refuse their quotas.
         period_us = round(max(PERIOD_S, _LEAST_QUOTA_S / speed) * 1e6)
         quota_us = round(speed * period_us)
         if self.kind == "cgroup v1":
@@ -94,20 +94,22 @@ class CgroupFiles:
                 (group / name).write_text(text)
                 taken = (group / name).read_text().strip()
             except OSError as error:
-                raise LimitError(f"{group / name} refused {text!r}: {error.strerror}") from error
+                raise LimitError(
+                    f"cannot write {text!r} to {group / name}: {error.strerror}"
+                ) from error
             if taken != text:
-                raise LimitError(f"{group / name} took {taken!r} instead of {text!r}")
+                raise LimitError(f"{group / name} contains {taken!r} after {text!r} was written")
 
 
 class CgroupLimits:
-    """Limits by control groups below a group of our own.
+    """Limits by control groups below a group of this process.
 
-    Raises `LimitError` if this process may not make groups there, or not limit them.
+    Raises `LimitError` if this process may not create groups there, or not limit them.
     """
 
     def __init__(self, files: CgroupFiles, workers: int) -> None:
         self._files = files
-        self._enabled = False  # whether we let the base hand on its CPU control (version 2)
+        self._enabled = False  # whether we enabled CPU control in the base (version 2)
         self._top = files.base / f"evenstride-{os.getpid()}-{time.monotonic_ns()}"
         self._groups = [self._top / f"worker-{number}" for number in range(workers)]
         self._free = self._top / _FREE
@@ -122,29 +124,31 @@ class CgroupLimits:
             self._free.mkdir()
             for group in self._groups:
                 group.mkdir()
-                files.limit(group, 1.0 - 1e-9)  # proves the right to limit
+                files.limit(group, 1.0 - 1e-9)  # fails without permission to limit
                 files.limit(group, 1.0)
         except OSError as error:
             self.close()
-            raise LimitError(f"no right to make CPU groups in {files.base}: {error}") from error
+            raise LimitError(
+                f"no permission to create CPU groups in {files.base}: {error}"
+            ) from error
 
     @property
     def kind(self) -> str:
         return self._files.kind
 
     def join(self, worker: int, pid: int) -> None:
-        """Move a process with all its threads into the worker's group."""
+        """Move a process with all its threads to the worker's group."""
         _move(pid, self._groups[worker])
 
     def leave(self, pid: int) -> None:
-        """Move a process with all its threads into a group without a limit."""
+        """Move a process with all its threads to a group without a limit."""
         _move(pid, self._free)
 
     def set_speed(self, worker: int, speed: float) -> None:
         self._files.limit(self._groups[worker], speed)
 
     def close(self) -> None:
-        """Lift the limits, move out what still runs, remove the groups."""
+        """Remove the limits, move running processes out, and remove the groups."""
         for group in (*self._groups, self._free, self._top):
             if group.is_dir():
                 with contextlib.suppress(LimitError, OSError):
@@ -152,7 +156,7 @@ class CgroupLimits:
                 _empty(group, self._files.base)
                 _rmdir(group)
         if self._enabled:
-            with contextlib.suppress(OSError):  # somebody else's groups may need it by now
+            with contextlib.suppress(OSError):  # other groups may need it by now
                 (self._files.base / _HANDED_ON).write_text("-cpu")
 
 
@@ -160,7 +164,7 @@ def _move(pid: int, group: Path) -> None:
     try:
         (group / "cgroup.procs").write_text(f"{pid}\n")
     except OSError as error:
-        raise LimitError(f"process {pid} could not be limited: {error.strerror}") from error
+        raise LimitError(f"cannot limit process {pid}: {error.strerror}") from error
 
 
 def _empty(group: Path, into: Path) -> None:
@@ -171,7 +175,7 @@ def _empty(group: Path, into: Path) -> None:
 
 
 def _rmdir(group: Path) -> None:
-    # A group stays busy for a moment after its last process was killed.
+    # A group stays busy for a moment after its last process is killed.
     for _ in range(50):
         try:
             group.rmdir()
@@ -184,7 +188,7 @@ def _rmdir(group: Path) -> None:
 
 
 def _remove_left_behind(base: Path) -> None:
-    """Remove groups of ours whose process was killed before it could."""
+    """Remove groups of earlier processes that were killed before they removed them."""
     for top in base.glob("evenstride-*"):
         pid = top.name.split("-")[1]
         if pid.isdigit() and not Path(f"/proc/{pid}").exists():
@@ -196,7 +200,7 @@ def _remove_left_behind(base: Path) -> None:
 def cgroup_candidates(
     mounts: Path = Path("/proc/self/mounts"), membership: Path = Path("/proc/self/cgroup")
 ) -> Iterator[CgroupFiles]:
-    """Yield the control groups this process is in that can limit the CPU, best first."""
+    """Yield the control groups of this process that can limit the CPU, best first."""
     try:
         own = dict(_memberships(membership))
         lines = [line.split() for line in mounts.read_text().splitlines()]
@@ -221,11 +225,10 @@ def _memberships(path: Path) -> Iterator[tuple[str, str]]:
 
 
 class _Cycle:
-    """How long to run and to rest, from how long a worker really ran and rested so far.
+    """Durations of running and resting, from the time for which a worker ran and rested so far.
 
-    Threads wake up late. Whatever that takes from a run or adds to it is made up for in the
-    next ones, so that the mean speed is right; except after a gap so long that the machine
-    itself must have been away.
+    Threads wake up late. The following periods compensate for that, so that the mean speed is
+    right. After a very long gap there is no compensation, because the machine was suspended.
     """
 
     def __init__(self, speed: float, now_s: float) -> None:
@@ -234,7 +237,7 @@ class _Cycle:
         self._ran_s = 0.0
 
     def run_s(self, now_s: float) -> float:
-        """Return how long to run from now, to have run the right part at this period's end."""
+        """Return how long to run from now, so that the speed is right at the end of this period."""
         due_s = self.speed * (now_s + PERIOD_S - self._began_s) - self._ran_s
         if due_s > _MOST_OWED_S:
             self._began_s, self._ran_s, due_s = now_s, 0.0, self.speed * PERIOD_S
@@ -242,7 +245,7 @@ class _Cycle:
         return max(0.0, due_s)
 
     def rest_s(self, now_s: float) -> float:
-        """Return how long to rest from now, until what was run is the right part."""
+        """Return how long to rest from now until the speed is right."""
         self._ran_s += now_s - self._continued_s
         rest_s = self._began_s + self._ran_s / self.speed - now_s
         if rest_s > _MOST_OWED_S / self.speed:
@@ -254,8 +257,8 @@ class _Cycle:
 class SignalLimits:
     """Limits by a duty cycle of SIGCONT and SIGSTOP to process groups.
 
-    It also freezes what a worker communicates, so slow workers look a little slower still.
-    One thread keeps the rhythm; its own share of a core is small but not nothing.
+    A stopped worker does not communicate either, so slow workers are slightly slower than their
+    speed says. One thread per worker sends the signals, which takes a little processor time.
     """
 
     def __init__(self, workers: int) -> None:
@@ -275,19 +278,19 @@ class SignalLimits:
         return "signals"
 
     def join(self, worker: int, pid: int) -> None:
-        """Take note of a process; it must lead a process group of its own."""
+        """Add a process, which must be the leader of a process group."""
         with self._lock:
             self._pids[worker].append(pid)
 
     def leave(self, pid: int) -> None:
-        """Do nothing: a process in a group of its own is not stopped with the worker's."""
+        """Do nothing: a process in another process group is not stopped with the worker."""
 
     def set_speed(self, worker: int, speed: float) -> None:
         with self._lock:
             self._speeds[worker] = speed
 
     def close(self) -> None:
-        """Let everything run."""
+        """Continue all processes."""
         self._closing.set()
         for thread in self._threads:
             thread.join()

@@ -1,10 +1,10 @@
-"""Run a training script as one worker of the lab, which starts under its limit.
+"""Run a training script as one worker of the lab, under its CPU limit.
 
 python -m evenstride.lab.processes.lab_worker SCRIPT ...
 
-The slow imports are done first, at full speed. Then the worker connects to the lab's Unix socket,
-says which one it is, and waits; the lab puts the process under its limit and lets all go at once.
-The connection stays open: its end is the worker's.
+The worker first imports torch, at full speed. Then it connects to the lab's Unix socket, sends its
+number, and waits. The lab puts the process under its limit and starts all workers at once. The
+connection stays open until the worker ends.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MUSTER_VARIABLE = "_EVENSTRIDE_LAB_MUSTER"
 
 
 def report_for_duty(path: str, worker: int) -> socket.socket:
-    """Report to the lab as ``worker``, wait to be let loose, and return the connection."""
+    """Report to the lab as ``worker``, wait for the start, and return the connection."""
     connection = socket.socket(socket.AF_UNIX)
     try:
         connection.connect(path)
@@ -32,20 +32,20 @@ def report_for_duty(path: str, worker: int) -> socket.socket:
         answer = connection.recv(8)
     except OSError as error:
         connection.close()
-        raise LaunchError(f"the lab is gone before worker {worker} began: {error}") from None
+        raise LaunchError(f"the lab ended before worker {worker} started: {error}") from None
     if answer != b"go\n":
         connection.close()
-        raise LaunchError("the lab ended before the workers were let loose")
+        raise LaunchError("the lab ended before it started the workers")
     return connection
 
 
 def main(arguments: list[str]) -> None:
-    """Report for duty, then run ``arguments[0]`` as the main program with the rest as its own."""
+    """Report to the lab, then run the script ``arguments[0]`` with the other arguments."""
     die_with_parent()
-    # A process group of its own lets the lab stop and continue the worker with its children.
+    # With its own process group, the lab can stop and continue the worker with its children.
     if os.getpgid(0) != os.getpid():
         os.setpgid(0, 0)
-    import_to_train("evenstride.runtime.stride")  # here, before the limit
+    import_to_train("evenstride.runtime.stride")  # before the limit applies
     import torch
 
     torch.set_num_threads(1)

@@ -1,4 +1,4 @@
-"""Start local workers under limits, watch them, and leave no process behind."""
+"""Start local workers under CPU limits, watch them, and end them all."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from evenstride.runtime.launching.rank_environment import STEADY, lone_rank
 from evenstride.runtime.timing.progress_file import read_steps
 
 SERVER_MODULE = "evenstride.runtime.parameter_server.server_process"
-_LOOK_S = 0.5  # between looks for new servers
+_LOOK_S = 0.5  # between searches for new servers
 _START_S = 180.0
 _POLL_S = 0.05
 _GRACE_S = 5.0
@@ -39,22 +39,22 @@ _GRACE_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """What to run, and how fast."""
+    """A script to run, and the speeds of its workers."""
 
     command: tuple[str, ...]  # script and arguments
     speeds: Speeds  # of the workers, in rank order
     changes: tuple[SpeedChange, ...] = ()  # of speed during the run
-    # Variables on top of this process's own.
+    # Environment variables, in addition to those of this process.
     environment: dict[str, str] = field(default_factory=dict)
-    # If not empty, each worker runs by itself, all at the same time, with these variables of its
-    # own; otherwise they are the ranks of one torchrun job.
+    # If empty, the workers are the ranks of one torchrun job. Otherwise each worker runs in a
+    # group of its own, with these variables. All run at the same time.
     alone: tuple[dict[str, str], ...] = ()
-    deadline_s: float = 3600.0  # longest time from letting loose to the end
+    deadline_s: float = 3600.0  # longest time from the start of the workers to the end
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchProgress:
-    """How a launch is doing: steps of the leader, and seconds since the workers were let loose."""
+    """Progress of a launch: steps of the leader, and seconds since the start of the workers."""
 
     step: int
     elapsed_s: float
@@ -66,10 +66,10 @@ def run(
     folder: Path,
     watch: Callable[[LaunchProgress], None] = lambda _: None,
 ) -> float:
-    """Run a launch to its end; return the seconds it took once the workers were let loose.
+    """Run a launch to its end; return the seconds from the start of the workers.
 
     Raises:
-        LaunchError: a worker failed, or the deadline passed; all others are ended then.
+        LaunchError: a worker failed, or the deadline passed. All workers are ended then.
         LimitError: a limit could not be set.
     """
     workers = len(launch.speeds)
@@ -103,10 +103,10 @@ class _Pace:
     recruits: list[Recruit]
 
     def set(self, speeds: Speeds) -> None:
-        """Give the workers these speeds, and cores that have room for them."""
+        """Give the workers these speeds, and cores with enough capacity."""
         cores = place(speeds, usable_cpus())
         for recruit in self.recruits:
-            with contextlib.suppress(FileNotFoundError):  # it has ended meanwhile
+            with contextlib.suppress(FileNotFoundError):  # the process has ended
                 pin(recruit.pid, cores[recruit.worker] if cores else None)
         for worker, speed in enumerate(speeds):
             self.limits.set_speed(worker, speed)
@@ -114,7 +114,7 @@ class _Pace:
 
 @dataclass(frozen=True, slots=True)
 class _Running:
-    """The processes of a launch, and where they tell how they are doing."""
+    """The processes of a launch, and the file with their progress."""
 
     launch: Launch
     starter: Starter
@@ -125,7 +125,7 @@ class _Running:
     def attend(
         self, pace: _Pace, servers: ServerLimits, watch: Callable[[LaunchProgress], None]
     ) -> float:
-        """Change speeds as they are due, until all have ended; return the seconds it took."""
+        """Change speeds when they are due, until all processes end; return the seconds."""
         launch, waiting = self.launch, list(self.launch.changes)
 
         def look(elapsed_s: float) -> None:
@@ -142,7 +142,7 @@ class _Running:
         return took_s
 
     def failure(self) -> str | None:
-        """Return what went wrong with a process that has ended badly, with its last output."""
+        """Return why a process failed, with its last output; ``None`` if none failed."""
         ends = self.starter.ended()
         code = next((ends[pid] for pid in self.pids if ends.get(pid)), None)
         if code is None:
@@ -162,22 +162,22 @@ def await_ends(
     look: Callable[[float], None],
     who: str = "the script was",
 ) -> float:
-    """Wait until processes have ended; return the seconds it took.
+    """Wait until the processes end; return the seconds.
 
-    ``look`` is called some 20 times a second, with the seconds so far.
+    ``look`` is called about 20 times a second, with the seconds so far.
     """
     started_s = time.monotonic()
     while set(pids) - starter.ended().keys():
         elapsed_s = time.monotonic() - started_s
         look(elapsed_s)
         if elapsed_s > deadline_s:
-            raise LaunchError(f"{who} still running after {deadline_s:.0f} s")
+            raise LaunchError(f"{who} still running after the deadline of {deadline_s:.0f} s")
         time.sleep(_POLL_S)
     return time.monotonic() - started_s
 
 
 class ServerLimits:
-    """Finds the servers that workers have started, and lifts the limits they inherited."""
+    """Finds parameter servers that workers started, and removes their inherited limits."""
 
     def __init__(self, limits: Limits, workers: Sequence[int]) -> None:
         self._limits, self._workers = limits, workers
@@ -185,17 +185,17 @@ class ServerLimits:
         self._looked_s, self._last = 0.0, False
 
     def look(self, *, training: bool) -> None:
-        """Free those that are new.
+        """Remove the limits of new servers.
 
-        At most twice per second, as a look costs milliseconds, and once more when training has
-        begun: there are no new ones then.
+        It searches at most twice per second, because a search takes milliseconds. The last search
+        is when training has begun, because no server starts after that.
         """
         now_s = time.monotonic()
         if self._last or now_s - self._looked_s < _LOOK_S:
             return
         self._looked_s, self._last = now_s, training
         for pid in self._found():
-            with contextlib.suppress(FileNotFoundError, LimitError):  # it has ended meanwhile
+            with contextlib.suppress(FileNotFoundError, LimitError):  # the process has ended
                 self._limits.leave(pid)
                 pin(pid, None)
                 self._freed.add(pid)
@@ -212,7 +212,7 @@ class ServerLimits:
 def _requests(
     launch: Launch, muster: StartBarrier, progress: Path, folder: Path, stores: contextlib.ExitStack
 ) -> Iterator[StartRequest]:
-    """Yield what to start: the launcher of one job, or each worker by itself."""
+    """Yield the processes to start: the launcher of one job, or each worker alone."""
     base = {
         **STEADY,
         **os.environ,
@@ -238,7 +238,7 @@ def _requests(
 
 @contextlib.contextmanager
 def _scratch() -> Iterator[Path]:
-    # A Unix socket's path must be short, so not below the run's own folder.
+    # The path of a Unix socket must be short, so it is not in the folder of the run.
     folder = Path(tempfile.mkdtemp(prefix="evenstride-"))
     try:
         yield folder
@@ -248,16 +248,16 @@ def _scratch() -> Iterator[Path]:
 
 @dataclass(frozen=True, slots=True)
 class Recruit:
-    """A worker that waits to be let loose."""
+    """A worker that waits for the start."""
 
     worker: int
     pid: int
 
 
 class StartBarrier:
-    """The lab's end of the socket at which workers report; see `lab_worker`.
+    """The lab's end of the socket to which workers report; see `lab_worker`.
 
-    The path of its folder must be short: Unix limits that of a socket to about 100 bytes.
+    The path of its folder must be short: Unix limits the path of a socket to about 100 bytes.
     """
 
     def __init__(self, folder: Path, workers: int) -> None:
@@ -269,7 +269,7 @@ class StartBarrier:
         self._connections: list[socket.socket] = []
 
     def gather(self, deadline_s: float, failed: Callable[[], str | None]) -> list[Recruit]:
-        """Return all workers once they have come, in the order of their numbers."""
+        """Return all workers once they have reported, in the order of their numbers."""
         recruits: list[Recruit] = []
         end_s = time.monotonic() + deadline_s
         while len(recruits) < self._workers:
@@ -277,7 +277,8 @@ class StartBarrier:
                 raise LaunchError(why)
             if time.monotonic() > end_s:
                 raise LaunchError(
-                    f"{len(recruits)} of {self._workers} workers came up within {deadline_s:.0f} s"
+                    f"only {len(recruits)} of {self._workers} workers started within "
+                    f"{deadline_s:.0f} s"
                 )
             if select.select([self._listener], [], [], 0.1)[0]:
                 recruits.append(self._admit())
@@ -295,9 +296,9 @@ class StartBarrier:
     def _admit(self) -> Recruit:
         connection, _ = self._listener.accept()
         self._connections.append(connection)
-        with connection.makefile("r") as told:
-            line = told.readline()
+        with connection.makefile("r") as stream:
+            line = stream.readline()
         if not line.endswith("\n"):
-            raise LaunchError("a worker ended while it reported for duty")
+            raise LaunchError("a worker ended while it reported to the lab")
         plain = json.loads(line)
         return Recruit(plain["worker"], plain["pid"])

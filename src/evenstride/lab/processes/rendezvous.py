@@ -1,12 +1,12 @@
-"""torchrun whose stores listen on one address.
+"""Run torchrun with stores that listen on one address only.
 
 python -m evenstride.lab.processes.rendezvous SCRIPT ...
 
-torchrun starts two servers that listen on every address of a machine: the store in which its
-agents meet, whose content the agents unpickle, and the store of the process group, in rank 0.
-This module runs torchrun with a rendezvous of its own. On one machine the agent's store is an
-object in the agent, without a port, and the process group's store listens on loopback. On several
-machines both listen on the address that the user gave.
+torchrun itself starts two servers that listen on every address of a machine: the store of its
+agents, whose content the agents unpickle, and the store of the process group, in rank 0. This
+module runs torchrun with another rendezvous. On one machine, the agent's store is an object without
+a port, and the process group's store listens on loopback. On several machines, both listen on the
+address that the user gives.
 """
 
 from __future__ import annotations
@@ -41,19 +41,19 @@ from evenstride.runtime.store.store_server import LOOPBACK, serve_store
 
 BACKEND = "evenstride"
 ONE_MACHINE = "localhost:0"
-"""The endpoint that stands for one machine, as with torchrun's ``--standalone``."""
+"""The endpoint for a job on one machine, as with torchrun's ``--standalone``."""
 
 _REFUSED = 2
 _STORE_KEY = "evenstride/store"
-# Otherwise torch's handler opens a store of its own, on every address.
+# Without this variable, torch's handler opens another store, on every address.
 _NO_SHARED_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 
 
 class BoundRendezvous(RendezvousHandler):
-    """A rendezvous whose agent of rank 0 serves the process group's store, anew in each round.
+    """A rendezvous whose agent of rank 0 serves a new store for the process group in each round.
 
-    A store per round, because workers that meet in the store of an earlier round wait forever.
-    ``inner`` finds the other agents; ``resources`` are closed at shutdown.
+    In the store of an earlier round, workers would wait for ever. ``inner`` finds the other agents.
+    ``resources`` are closed at shutdown.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class BoundRendezvous(RendezvousHandler):
         return True
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """Meet the other agents, and agree on the process group's store."""
+        """Meet the other agents and agree on the store of the process group."""
         met = self._inner.next_rendezvous()
         self._round.close()
         if met.rank == 0:
@@ -99,7 +99,7 @@ class BoundRendezvous(RendezvousHandler):
 
 
 def create(params: RendezvousParameters) -> BoundRendezvous:
-    """Return the rendezvous that torchrun's arguments describe."""
+    """Return the rendezvous for torchrun's arguments."""
     resources = contextlib.ExitStack()
     store: Store
     interfaces = ON_LOOPBACK
@@ -109,7 +109,7 @@ def create(params: RendezvousParameters) -> BoundRendezvous:
         endpoint = parse_store(params.endpoint)
         store = _agents_store(params, endpoint, resources)
         address = own_address(params.local_addr, endpoint)
-        # NCCL finds the fastest network itself, and listens on its address only.
+        # NCCL itself chooses the fastest network, and listens on its address only.
         interface = str(interface_of(address))
         interfaces = {"GLOO_SOCKET_IFNAME": interface, "TP_SOCKET_IFNAME": interface}
     chosen = {name for name in interfaces if os.environ.get(name)}
@@ -122,7 +122,7 @@ def create(params: RendezvousParameters) -> BoundRendezvous:
 def _agents_store(
     params: RendezvousParameters, endpoint: StoreEndpoint, resources: contextlib.ExitStack
 ) -> TCPStore:
-    """Return a client of the store in which the agents meet; serve it if it is on this machine."""
+    """Return a client of the agents' store; serve the store if it is on this machine."""
     where, refused = (endpoint.host, endpoint.port), None
     address = None
     if params.get_as_bool("is_host") is not False:
@@ -130,26 +130,27 @@ def _agents_store(
     if address is not None:
         try:
             where = resources.enter_context(serve_store(address, endpoint.port))
-        except ConfigError as error:  # another agent on this machine may serve it already
+        except ConfigError as error:  # another agent on this machine may already serve it
             refused = error
     timeout = timedelta(seconds=params.get_as_int("read_timeout", 60) or 60)
     try:
         return TCPStore(*where, None, False, timeout)
     except RuntimeError as error:
         raise ConfigError(
-            f"no store answers at {endpoint} within {timeout.total_seconds():.0f} s; start the "
-            f"machine that serves it, and open the port to this one ({refused or error})"
+            f"the store at {endpoint} did not answer within {timeout.total_seconds():.0f} s; start "
+            f"the machine that serves it, and open its port to this machine ({refused or error})"
         ) from None
 
 
 def hosting_address(host: str, given: str | None) -> str | None:
-    """Return this machine's address to serve the store at ``host`` on; ``None`` if it is another's.
+    """Return the address on which this machine serves the store at ``host``.
 
-    A name that stands for loopback here is refused: other machines cannot reach it.
+    ``None`` if ``host`` is another machine. A name that resolves to loopback is refused, because
+    other machines cannot reach it.
     """
     try:
         address = resolve(host)
-    except ConfigError:  # such as the name of a machine that has not started yet
+    except ConfigError:  # for example, the machine has not started yet
         return None
     if is_loopback(address) and host not in (address, "localhost"):
         if given is None:
@@ -162,7 +163,7 @@ def hosting_address(host: str, given: str | None) -> str | None:
 
 
 def own_address(given: str | None, store: StoreEndpoint) -> str:
-    """Return this machine's address for the others: as given, or else the one towards the store."""
+    """Return this machine's address for the others: the given one, or that towards the store."""
     towards = address_towards(store.host, store.port)
     if given is None:
         return towards
@@ -171,14 +172,14 @@ def own_address(given: str | None, store: StoreEndpoint) -> str:
     if unreachable or interface_of(address) is None:
         what = "only this machine can reach it" if unreachable else "this machine does not have it"
         raise ConfigError(
-            f"--address {given} is {address}, and {what}; leave --address out to use {towards}, "
-            "the address from which this machine reaches the store"
+            f"--address {given} is {address}, but {what}; remove --address to use {towards}, the "
+            "address from which this machine reaches the store"
         )
     return address
 
 
 def main(arguments: list[str]) -> None:
-    """Run torchrun with this rendezvous; on one machine unless the arguments name a store."""
+    """Run torchrun with this rendezvous, on one machine unless the arguments give a store."""
     rendezvous_handler_registry.register(BACKEND, create)
     try:
         torchrun.main([f"--rdzv-backend={BACKEND}", f"--rdzv-endpoint={ONE_MACHINE}", *arguments])

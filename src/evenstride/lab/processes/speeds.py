@@ -1,4 +1,4 @@
-"""Speeds of workers: as people write them, ``1,0.5,0.2``, and on which cores they find room."""
+"""Speeds of workers: parsed from text such as ``1,0.5,0.2``, and placed on cores."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from evenstride.core.spec import duration_s, numbers, parse_spec
 from evenstride.errors import ConfigError
 
 Speeds = tuple[float, ...]
-"""Speed of each worker as a part of one full core, in rank order."""
+"""Speed of each worker, as a fraction of one core, in rank order."""
 
 
 @dataclass(frozen=True, slots=True)
 class SpeedChange:
-    """New speeds from a moment on."""
+    """New speeds from a step or a time on."""
 
     speeds: Speeds  # of all workers, in rank order
-    at_step: int | None = None  # the leader's step after which they hold, or ``None``
-    at_s: float | None = None  # seconds after the workers were let loose, or ``None``
+    at_step: int | None = None  # the leader's step after which they apply, or ``None``
+    at_s: float | None = None  # seconds after the start of the workers, or ``None``
 
     def due(self, step: int, elapsed_s: float) -> bool:
         if self.at_step is not None:
@@ -32,19 +32,19 @@ def parse_speeds(text: str) -> Speeds:
     speeds: Speeds = numbers(text)
     if not speeds:
         raise ConfigError(
-            f"speeds {text!r} are not understood; give one number per worker, such as 1,0.5,0.2"
+            f"invalid speeds {text!r}: expected one number per worker, such as 1,0.5,0.2"
         )
     for speed in speeds:
         if not 0 < speed <= 1:
             raise ConfigError(
-                f"a speed of {speed:g} cannot be: a worker runs on part of one core, so its speed "
-                "is above 0 and at most 1; leave a worker out rather than give it 0"
+                f"invalid speed {speed:g}: a speed is a fraction of one core, above 0 and at most "
+                "1; remove a worker instead of giving it 0"
             )
     return speeds
 
 
 def parse_change(text: str, workers: int) -> SpeedChange:
-    """Return the change in ``text``: ``MOMENT:SPEEDS`` with a moment such as ``100`` or ``30s``.
+    """Return the change in ``text``: ``STEP:SPEEDS`` or ``SECONDSs:SPEEDS``.
 
     >>> parse_change("100:1,0.5,1", 3)
     SpeedChange(speeds=(1.0, 0.5, 1.0), at_step=100, at_s=None)
@@ -54,12 +54,14 @@ def parse_change(text: str, workers: int) -> SpeedChange:
     at_s = duration_s(spec.name)
     if not spec.argument or (step is None and at_s is None):
         raise ConfigError(
-            f"change {text!r} is not understood; write STEP:SPEEDS or SECONDSs:SPEEDS, such as "
+            f"invalid change {text!r}: expected STEP:SPEEDS or SECONDSs:SPEEDS, such as "
             "100:1,0.5,1 or 30s:1,0.5,1"
         )
     speeds = parse_speeds(spec.argument)
     if len(speeds) != workers:
-        raise ConfigError(f"change {text!r} names {len(speeds)} speeds, but there are {workers}")
+        raise ConfigError(
+            f"change {text!r} has {len(speeds)} speeds for {workers} workers; give one per worker"
+        )
     return SpeedChange(speeds, step, at_s)
 
 
@@ -73,16 +75,16 @@ def check_fit(speeds: Speeds, cores: int) -> None:
     if sum(speeds) > cores + 1e-9:
         raise ConfigError(
             f"speeds {','.join(f'{s:g}' for s in speeds)} sum to {sum(speeds):g} cores, but this "
-            f"machine has {cores}; the workers would slow each other down. Lower some speeds or "
+            f"machine has {cores}, so the workers would slow each other down; lower some speeds or "
             "use fewer workers"
         )
 
 
 def place(speeds: Speeds, cores: int) -> tuple[int, ...] | None:
-    """Return a core for each worker so that no core is asked for more than it has.
+    """Return a core for each worker, so that the speeds on each core sum to at most 1.
 
-    Largest speed first, into the fullest core that still has room. ``None`` when that finds no
-    place for some worker; the scheduler then does what it can.
+    The largest speed comes first, on the fullest core with enough capacity. ``None`` if a worker
+    does not fit; then the scheduler of the kernel decides.
 
     >>> place((1.0, 0.5, 0.2), 2), place((0.7, 0.7, 0.6), 2)
     ((0, 1, 1), None)
@@ -99,7 +101,10 @@ def place(speeds: Speeds, cores: int) -> tuple[int, ...] | None:
 
 
 def pin(pid: int, core: int | None) -> None:
-    """Bind all threads of a process, and what it will start, to the n-th usable core, or to all."""
+    """Bind all threads of a process to the n-th usable core, or to all usable cores.
+
+    Processes that it starts inherit the binding.
+    """
     if not hasattr(os, "sched_setaffinity"):
         return
     usable = os.sched_getaffinity(0)

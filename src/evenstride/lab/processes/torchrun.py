@@ -1,8 +1,8 @@
-"""The torchrun command for workers that come and go, and why each of its settings is what it is.
+"""Build the torchrun command for elastic jobs, with a reason for each setting.
 
-Only builds the command; nothing here starts a process or imports torch. Which settings arrive
-was read in ``torch/distributed/elastic/rendezvous`` of torch 2.6 and 2.13, and what they do was
-measured: ``docs/how-to/elastic.md``.
+This module starts no process and does not import torch. The settings are those that
+``torch/distributed/elastic/rendezvous`` of torch 2.6 and 2.13 reads. ``docs/how-to/elastic.md`` has
+measurements of their effect.
 """
 
 from __future__ import annotations
@@ -17,23 +17,22 @@ from importlib import metadata
 from evenstride.errors import ConfigError
 
 DEFAULT_PORT = 29400
-"""Port of a store that is named without one; torchrun's own default."""
+"""Default port of a store, as in torchrun."""
 
 SPOT_RESTARTS, RESTARTS = 1000, 3
 
 _RENDEZVOUS_S = {
-    # How long the others wait for more nodes once there are enough; 30 by default, and paid at
-    # every restart in which fewer than the most come.
+    # Time to wait for more nodes once the minimum is there. The default of 30 s would delay every
+    # restart with fewer nodes than the maximum.
     "last_call_timeout": 3,
-    # A node that has been silent for 5 times 1 s is taken for dead, instead of 3 times 5 s.
+    # A node counts as dead after 5 times 1 s without a heartbeat, instead of 3 times 5 s.
     "keep_alive_interval": 1,
     "keep_alive_max_attempt": 5,
-    # One request to the store.
+    # Longest time of one request to the store.
     "read_timeout": 60,
 }
 _JOIN_S, _SPOT_JOIN_S = 600, 3600
-# Long enough for a checkpoint, and short enough for the 30 s after which most machines that may
-# be taken away are gone.
+# Enough time for a checkpoint, within the 30 s that most spot machines have after a notice.
 _SPOT_SHUTDOWN_S = 20
 
 _HOST = re.compile(r"\[(?P<bracketed>[0-9A-Fa-f:.%]+)\]|(?P<plain>[\w.-]+)")
@@ -43,7 +42,7 @@ _EVERYWHERE = ipaddress.IPv4Address(0)
 
 @dataclass(frozen=True, slots=True)
 class Offers:
-    """What the torchrun that is installed knows, beyond what all supported ones do."""
+    """Options of the installed torchrun that not all supported versions have."""
 
     shutdown: bool = True  # ``--shutdown-timeout``
     signals: bool = True  # ``--signals-to-handle``
@@ -64,17 +63,17 @@ class StoreEndpoint:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What is asked for."""
+    """The request for a torchrun command."""
 
     command: tuple[str, ...]  # script and arguments
     nodes: tuple[int, int] = (1, 1)  # fewest and most machines
-    # Workers per machine, or what torchrun is to count: ``auto``, ``gpu``, ``cpu``.
+    # Workers per machine, or devices that torchrun counts: ``auto``, ``gpu``, ``cpu``.
     per_node: str = "auto"
-    store: StoreEndpoint | None = None  # where all machines meet
+    store: StoreEndpoint | None = None  # of all machines of the job
     name: str = "evenstride"  # of the job, the same on all machines
-    spot: bool = False  # whether machines may be taken away
-    restarts: int | None = None  # most of them; ``None`` for what suits
-    # Of this machine, for the others; ``None`` for the one towards the store.
+    spot: bool = False  # whether machines may be preempted
+    restarts: int | None = None  # most restarts; ``None`` for the default
+    # Address of this machine for the others; ``None`` for the one towards the store.
     address: str | None = None
 
 
@@ -83,7 +82,7 @@ class Torchrun:
     """A command."""
 
     arguments: tuple[str, ...]  # of ``python -m evenstride.lab.processes.rendezvous``
-    notes: tuple[str, ...]  # whole sentences that the user should know
+    notes: tuple[str, ...]  # sentences for the user
 
 
 def parse_nodes(text: str) -> tuple[int, int]:
@@ -92,8 +91,8 @@ def parse_nodes(text: str) -> tuple[int, int]:
     fewest, most = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
     if not 1 <= fewest <= most:
         raise ConfigError(
-            f"--nodes {text!r} is not understood; give a number of machines, such as 4, or the "
-            "fewest and the most, such as 1:4"
+            f"invalid --nodes {text!r}: expected a number of machines, such as 4, or the fewest "
+            "and the most, such as 1:4"
         )
     return fewest, most
 
@@ -103,8 +102,8 @@ def parse_per_node(text: str) -> str:
     if text in ("auto", "gpu", "cpu") or (text.isascii() and text.isdecimal() and int(text) > 0):
         return text
     raise ConfigError(
-        f"--per-node {text!r} is not understood; give the workers per machine, such as 2, or one "
-        "of auto, gpu, cpu"
+        f"invalid --per-node {text!r}: expected the workers per machine, such as 2, or auto, gpu "
+        "or cpu"
     )
 
 
@@ -120,13 +119,13 @@ def parse_store(text: str) -> StoreEndpoint:
             _refuse_if_everywhere(endpoint.host)
             return endpoint
     raise ConfigError(
-        f"--store {text!r} is not understood; give a host name or address, and a port if it is "
-        f"not {DEFAULT_PORT}: head, head:29500, [fd00::1]:29500"
+        f"invalid --store {text!r}: expected a host name or address, and a port if it is not "
+        f"{DEFAULT_PORT}, such as head, head:29500 or [fd00::1]:29500"
     )
 
 
 def _refuse_if_everywhere(host: str) -> None:
-    """Refuse 0.0.0.0 and its kin; no name is looked up."""
+    """Refuse 0.0.0.0 and other wildcard addresses, without resolving names."""
     try:
         address = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:
@@ -136,14 +135,14 @@ def _refuse_if_everywhere(host: str) -> None:
             return
     if address.is_unspecified or getattr(address, "ipv4_mapped", None) == _EVERYWHERE:
         raise ConfigError(
-            f"--store {host} means every address of a machine: workers cannot meet there, and a "
-            "store would be open to whoever reaches this machine; name the one address that all "
-            "machines reach"
+            f"--store {host} stands for every address of a machine: workers cannot connect to it, "
+            "and the store would be open to every machine that reaches this one; give the one "
+            "address that all machines of the job can reach"
         )
 
 
 def offers_of_torch() -> Offers:
-    """Return what the installed torchrun knows, as its source tells; torch is not imported."""
+    """Return the options of the installed torchrun, from its source; torch is not imported."""
     try:
         torch = metadata.distribution("torch")
     except metadata.PackageNotFoundError:
@@ -167,16 +166,16 @@ def offers_of_torch() -> Offers:
 def torchrun(request: Request, offers: Offers | None = None) -> Torchrun:
     """Return the command for this machine; it is the same on every machine of the job.
 
-    Without ``offers``, the torchrun that will run it knows everything.
+    Without ``offers``, all options are used.
     """
     offers = offers or Offers()
     alone = request.nodes[1] == 1
     if not alone and request.store is None:
         raise ConfigError(
-            f"up to {request.nodes[1]} machines cannot find each other without a store; serve one "
-            "on a machine that stays (evenstride launch --store-only --store HOST:PORT) and add "
-            "--store HOST:PORT --spot on every machine; or, where none is taken away, add --store "
-            "with the name of the first machine"
+            f"up to {request.nodes[1]} machines need a store to find each other. Add --store with "
+            "the name of the first machine. If machines may be preempted, serve the store on "
+            "another one (evenstride launch --store-only --store HOST:PORT) and add --store "
+            "HOST:PORT --spot on every machine"
         )
     arguments = [
         f"--nproc-per-node={request.per_node}",
@@ -202,19 +201,19 @@ def _restarts(request: Request) -> int:
 
 
 def _meeting(request: Request, store: StoreEndpoint, offers: Offers) -> list[str]:
-    """Return the arguments by which machines find each other."""
+    """Return the arguments of the rendezvous."""
     fewest, most = request.nodes
     settings: Mapping[str, int] = {
         **({"is_host": 0} if request.spot else {}),
         "join_timeout": _SPOT_JOIN_S if request.spot else _JOIN_S,
         **_RENDEZVOUS_S,
     }
-    told = [f"{k}={v}" for k, v in settings.items() if offers.keep_alive or "keep_alive" not in k]
+    pairs = [f"{k}={v}" for k, v in settings.items() if offers.keep_alive or "keep_alive" not in k]
     return [
         f"--nnodes={fewest}:{most}",
         f"--rdzv-endpoint={store}",
         f"--rdzv-id={request.name}",
-        f"--rdzv-conf={','.join(told)}",
+        f"--rdzv-conf={','.join(pairs)}",
     ]
 
 
@@ -223,37 +222,36 @@ def _notes(request: Request, offers: Offers) -> tuple[str, ...]:
     store = request.store
     if store is None and request.address is not None:
         notes.append(
-            f"--address {request.address} is not used: on one machine everything listens on "
+            f"--address {request.address} has no effect: on one machine, all ports listen on "
             "loopback."
         )
     if store is None and request.spot:
         notes.append(
-            "There is one machine, and the job ends with it; start it again to go on from the "
-            "last checkpoint, or give --nodes 1:2 and a --store elsewhere, so that another one "
-            "can take over."
+            "The job ends when its only machine is preempted. Start it again to continue from the "
+            "last checkpoint. Or give --nodes 1:2 and a --store on another machine, so that a "
+            "second machine can take over."
         )
     elif store is not None and request.spot:
         notes.append(
-            f"The store must be served at {store}, on a machine that is not taken away: "
+            f"Serve the store at {store}, on a machine that is not preempted: "
             f"evenstride launch --store-only --store {store}"
         )
     elif store is not None:
         notes.append(
-            f"The machine {store.host} hosts the store inside its torchrun. If that machine is "
-            "lost, torchrun cannot go on, and neither can the other machines: all must be started "
-            "again from the last checkpoint. Where machines may be taken away, serve the store on "
-            f"a small one that stays (evenstride launch --store-only --store {store}) and add "
-            "--spot on the others."
+            f"The torchrun on {store.host} hosts the store. If that machine is lost, the job ends "
+            "on all machines, and must be started again from the last checkpoint. If machines may "
+            "be preempted, serve the store on a small machine that is not (evenstride launch "
+            f"--store-only --store {store}), and add --spot on the others."
         )
     if request.spot and _restarts(request) > RESTARTS:
         notes.append(
-            "What no restart mends, such as a typo in the script or a checkpoint of another run, "
-            f"is met again at each of {_restarts(request)} restarts; try a script's first start "
-            f"with --restarts {RESTARTS}, or without --spot."
+            "An error that no restart repairs, such as a typo in the script, occurs again at each "
+            f"of the {_restarts(request)} restarts. Start a new script with --restarts {RESTARTS} "
+            "or without --spot first."
         )
     if store is not None and not offers.keep_alive:
         notes.append(
-            "This torch does not let the keep-alive be set: a machine that vanishes is noticed "
-            "after 15 s rather than 5."
+            "In this version of torch the keep-alive interval is fixed, so a lost machine is "
+            "detected after 15 s instead of 5 s."
         )
     return tuple(notes)

@@ -1,4 +1,4 @@
-"""A command's own runs of a script: its folder, and checkpoints apart from the user's training."""
+"""Folders for the runs that a command makes of a script, apart from the user's checkpoints."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from evenstride.runtime.trial import BEGUN, NOTES, notes_in, sentence
 
 
 class Trials:
-    """A folder for the checkpoints of a command's runs, made if it is not there yet.
+    """A folder for the checkpoints of a command's runs, created if it does not exist.
 
     With ``restore``, a run starts from the newest checkpoint in the script's own folder. A
     ``temporary`` folder is deleted when the command ends.
@@ -23,7 +23,7 @@ class Trials:
     def __init__(self, folder: Path, *, restore: bool, temporary: bool = False) -> None:
         self._folder, self._restore, self._temporary = folder, restore, temporary
         self._begun_ns = _begun_ns(folder)
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
 
     def variables(self, run: str = "") -> dict[str, str]:
         folder = self._folder / run
@@ -35,29 +35,29 @@ class Trials:
         }
 
     def news(self) -> list[str]:
-        """Return what the runs have told since the last call, one line for each thing."""
+        """Return lines about the checkpoints of the runs since the last call."""
         files = sorted(self._folder.rglob(NOTES))
-        lines = dict.fromkeys(self._line(told) for file in files for told in notes_in(file))
-        new = [line for line in lines if line and line not in self._told]
-        self._told.update(new)
+        lines = dict.fromkeys(self._line(note) for file in files for note in notes_in(file))
+        new = [line for line in lines if line and line not in self._reported]
+        self._reported.update(new)
         return new
 
-    def _line(self, told: dict[str, Any]) -> str:
-        if "saved" in told:
-            saved = told["saved"]
+    def _line(self, note: dict[str, Any]) -> str:
+        if "saved" in note:
+            saved = note["saved"]
             if not self._temporary or not Path(saved).exists():
                 return ""
             return (
-                f"warning: the script saved {saved} itself, in a run that only measures; delete "
-                "it before a training loads it"
+                f"warning: the script itself saved {saved} in a run that only measures; delete "
+                "it, so that no training loads it"
             )
         place = f"{self._folder}, which is deleted afterwards" if self._temporary else ""
-        return sentence(place or told["folder"], told["replaced"], read=told["read"])
+        return sentence(place or note["folder"], note["replaced"], read=note["read"])
 
 
 @contextlib.contextmanager
 def temporary_trials(within: Path | None, *, restore: bool) -> Iterator[Trials]:
-    """Yield a new folder for checkpoints, in another or that of temporary files; see `Trials`."""
+    """Yield a new folder for checkpoints, in ``within`` or the system's temporary folder."""
     with tempfile.TemporaryDirectory(
         prefix="checkpoints-", dir=within, ignore_cleanup_errors=True
     ) as name:
@@ -65,7 +65,7 @@ def temporary_trials(within: Path | None, *, restore: bool) -> Iterator[Trials]:
 
 
 def _begun_ns(folder: Path) -> int:
-    """Make a folder, and return when it was made, by the clock of its file system."""
+    """Create a folder, and return its creation time by the clock of its file system."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         marker = folder / BEGUN
@@ -74,8 +74,8 @@ def _begun_ns(folder: Path) -> int:
         return marker.stat().st_mtime_ns
     except OSError as error:
         raise ConfigError(
-            f"cannot make the folder {folder} for checkpoints ({error.strerror}); give the command "
-            "another folder"
+            f"cannot create the folder {folder} for checkpoints ({error.strerror}); give the "
+            "command another folder"
         ) from None
 
 
@@ -84,10 +84,10 @@ def make_folder(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(
-            f"cannot make the folder {folder} ({error.strerror}); name another one with --out"
+            f"cannot create the folder {folder} ({error.strerror}); give another one with --out"
         ) from None
 
 
 def require_script(script: str) -> None:
     if not Path(script).is_file():
-        raise ConfigError(f"there is no script {script}; give the path of a Python file")
+        raise ConfigError(f"script {script} does not exist; give the path of a Python file")

@@ -1,4 +1,4 @@
-"""Machines on offer, their prices with dates, and what their accelerators can do at most.
+"""Machines on offer, their prices with dates, and the peak performance of their accelerators.
 
 Start with `catalogue_reader`.
 """

@@ -1,9 +1,9 @@
-"""Read a catalogue of machines and prices: a CSV file, as it is or packed, row by row.
+"""Read a catalogue of machines and prices: a CSV file, plain or gzipped, row by row.
 
-A row that cannot be used is refused with its line and the reason, and the rest is used: one bad
-price among thousands is no reason to plan without any. Units belong to what is read. A price in
-anything but dollars per hour is refused rather than converted, as nothing here knows an exchange
-rate, or how long a month is to somebody.
+An invalid row is rejected with its line and the reason, and the others are used: one invalid
+price among thousands does not prevent a plan. Units are part of the data. A price that is not in
+dollars per hour is rejected rather than converted, because the reader knows no exchange rates and
+no length of a month.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ EXAMPLE = "InstanceType,Price\np3.2xlarge,3.06"
 """The smallest catalogue: a type, and its price in US dollars per hour."""
 
 _SHIPPED = "us-offers.csv"
-_LONGEST_CELL = 40  # characters of a cell that are shown
-_TOLD = 3  # refusals in an error
+_LONGEST_CELL = 40  # characters of a cell to show
+_SHOWN = 3  # rejected rows in an error
 _Value = TypeVar("_Value")
 
 
 def read_catalogue(path: Path, priced_on: date | None = None) -> Catalogue:
-    """Return what a file offers.
+    """Return the offers of a file.
 
     Args:
-        path: of a CSV file in UTF-8, or of one that gzip has packed.
-        priced_on: day of the prices that have none of their own.
+        path: of a CSV file in UTF-8, plain or gzipped.
+        priced_on: date of prices without a date of their own.
 
     Raises:
-        ConfigError: it cannot be read, lacks a column, or has no row that can be used.
+        ConfigError: the file cannot be read, lacks a column, or has no valid row.
 
     Cost:
-        one pass; a second for a hundred thousand rows.
+        One pass; 1 s for a hundred thousand rows.
     """
     try:
         raw = path.read_bytes()
@@ -53,36 +53,36 @@ def read_catalogue(path: Path, priced_on: date | None = None) -> Catalogue:
     except UnicodeDecodeError:
         problem = "it is not UTF-8 text; save it as CSV in UTF-8"
     except (EOFError, zlib.error, gzip.BadGzipFile):
-        problem = "it is packed, and damaged; fetch it anew"
+        problem = "the gzip file is damaged; download it again"
     except OSError as error:
-        problem = f"{error.strerror or error}; name a file that can be read"
+        problem = f"{error.strerror or error}; give a readable file"
     else:
         return parse_catalogue(text, str(path), priced_on)
-    raise ConfigError(f"the catalogue {path} cannot be read: {problem}")
+    raise ConfigError(f"cannot read the catalogue {path}: {problem}")
 
 
 @lru_cache
 def shipped_catalogue() -> Catalogue:
-    """Return the small one that comes with the package: some types in regions of the US.
+    """Return the small catalogue of the package: some types in regions of the US.
 
-    Its prices are those of the days they have; see the README beside it for where they are from.
+    Its prices have dates; the README beside it names their sources.
     """
     file = resources.files("evenstride.planner") / "data" / _SHIPPED
     return parse_catalogue(file.read_text(encoding="utf-8"), "the shipped catalogue")
 
 
 def parse_catalogue(text: str, source: str, priced_on: date | None = None) -> Catalogue:
-    """Return what a text in CSV offers; lines that begin with ``#`` are comments.
+    """Return the offers of a CSV text; lines that begin with ``#`` are comments.
 
-    docs/reference/catalogue.md lists the columns there may be, and how they are recognised.
+    docs/reference/catalogue.md lists the possible columns, and how they are recognised.
     """
     lines = _lines(text)
     first, header = next(lines, (1, ""))
     try:
         table = columns(_cells(header))
     except ValueError as error:
-        told = f"{source}:{first}: {error}" if header else f"{source} is empty"
-        raise ConfigError(f"{told}. A catalogue looks like\n{EXAMPLE}") from None
+        problem = f"{source}:{first}: {error}" if header else f"{source} is empty"
+        raise ConfigError(f"{problem}. A catalogue looks like this:\n{EXAMPLE}") from None
     rows = _Rows(table, priced_on)
     for line, row in lines:
         rows.add(line, row)
@@ -103,11 +103,11 @@ def _cells(line: str) -> list[str]:
     try:
         return next(csv.reader([line], strict=True))
     except csv.Error:
-        raise ValueError("a quote in it is not closed, or stands beside a text") from None
+        raise ValueError("a quoted text is not closed, or has text beside it") from None
 
 
 class _Rows:
-    """The offers and refusals so far, and on which line each offer is."""
+    """The offers and rejected rows so far, and the line of each offer."""
 
     def __init__(self, table: Columns, priced_on: date | None) -> None:
         self._table, self._priced_on = table, priced_on
@@ -132,14 +132,14 @@ class _Rows:
         if offer.key in self._seen:
             where = f"in {offer.place}" if offer.place else "in the same place"
             raise ValueError(
-                f"it is in the catalogue already, {where}, on line {self._seen[offer.key]}, which "
-                "is used; keep one of them"
+                f"it is a duplicate of line {self._seen[offer.key]}, {where}, which is used; keep "
+                "one of them"
             )
 
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """The cells of a row, by what they are."""
+    """The cells of a row, by field."""
 
     table: Columns
     cells: list[str]
@@ -148,17 +148,17 @@ class _Row:
         has, should = len(self.cells), len(self.table.names)
         if has != should:
             raise ValueError(
-                f"it has {has} cells and the header {should}; a number has a decimal point and no "
-                "comma, and a text with a comma in it is quoted"
+                f"it has {has} cells, but the header has {should}; write numbers with a decimal "
+                "point and no comma, and quote a text with a comma"
             )
 
     def text(self, field: str) -> str:
-        """Return what is in a cell; empty if there is no such column."""
+        """Return the text of a cell; empty if there is no such column."""
         place = self.table.at.get(field)
         return "" if place is None else self.cells[place].strip()
 
     def read(self, field: str, reader: Callable[[str], _Value]) -> _Value | None:
-        """Return what a cell means; ``None`` if it is empty."""
+        """Return the value of a cell; ``None`` if it is empty."""
         text = self.text(field)
         if not text:
             return None
@@ -172,9 +172,9 @@ class _Row:
 def _offer(row: _Row, priced_on: date | None) -> Offer:
     price, spot = row.read("price", usd_per_h), row.read("spot_price", usd_per_h)
     if not row.text("type"):
-        raise ValueError("it has no type; give the name that the cloud has for it")
+        raise ValueError("it has no type; give the cloud's name of it")
     if price is None:
-        raise ValueError("it has no price; leave it out, or look it up")
+        raise ValueError("it has no price; add the price, or leave the row out")
     priced_on = row.read("priced_on", day) or priced_on
     spot_kind, spot_on = row.read("spot_kind", kind), row.read("spot_on", day)
     memory, count = row.read("memory", amount), row.read("accelerators", accelerators)
@@ -199,11 +199,11 @@ def _offer(row: _Row, priced_on: date | None) -> Offer:
 
 def _unusable(source: str, refusals: list[Refusal]) -> str:
     if not refusals:
-        return f"{source} has a header and no rows. A catalogue looks like\n{EXAMPLE}"
-    told = "; ".join(map(str, refusals[:_TOLD]))
-    more = f"; and {len(refusals) - _TOLD} more" if len(refusals) > _TOLD else ""
-    count = "its only row cannot" if len(refusals) == 1 else f"none of its {len(refusals)} rows can"
-    return f"{source}: {count} be used: {told}{more}. A catalogue looks like\n{EXAMPLE}"
+        return f"{source} has a header but no rows. A catalogue looks like this:\n{EXAMPLE}"
+    shown = "; ".join(map(str, refusals[:_SHOWN]))
+    more = f"; and {len(refusals) - _SHOWN} more" if len(refusals) > _SHOWN else ""
+    count = "its only row is" if len(refusals) == 1 else f"all of its {len(refusals)} rows are"
+    return f"{source}: {count} invalid: {shown}{more}. A catalogue looks like this:\n{EXAMPLE}"
 
 
 _NAMES: dict[str, tuple[str, ...]] = {
@@ -221,7 +221,7 @@ _NAMES: dict[str, tuple[str, ...]] = {
     "interruption": ("interruptionband", "interruption", "interruptions"),
     "priced_on": ("pricedate", "date", "pricedon"),
     "spot_on": ("spotdate", "spoton"),
-    "": ("spotsavingspct", "spotsavings"),  # the spot price says the same
+    "": ("spotsavingspct", "spotsavings"),  # the spot price contains this already
 }
 _FIELDS = {name: field for field, names in _NAMES.items() for name in names}
 _NEEDED = {"type": "InstanceType", "price": "Price"}
@@ -240,13 +240,13 @@ _PRICE = re.compile(rf"(?P<before>[^\d.,+-]*)(?P<number>{_NUMBER.pattern})(?P<af
 _BAND = re.compile(
     r"(?P<sign>[<>])?\s*(?P<low>\d+(?:\.\d+)?)\s*%?(?:\s*-\s*(?P<high>\d+(?:\.\d+)?))?\s*%"
 )
-_LONGEST_NAME = 30  # characters of a cell that are shown
+_LONGEST_NAME = 30  # characters of a column's name to show
 _MOST_ACCELERATORS = 64  # of a machine; the largest have 16
 
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Which column is which."""
+    """The columns of a table, by field."""
 
     names: tuple[str, ...]
     at: dict[str, int]
@@ -255,7 +255,7 @@ class Columns:
 
 
 def columns(header: Sequence[str]) -> Columns:
-    """Return what the columns of a table are, by their names and the units in these."""
+    """Return the fields of a table's columns, from their names and the units in them."""
     at: dict[str, int] = {}
     unknown, memory_gib = [], 1.0
     for place, name in enumerate(header):
@@ -265,7 +265,7 @@ def columns(header: Sequence[str]) -> Columns:
             unknown.append(name.strip())
         elif field in at:
             raise ConfigError(
-                f"the columns {header[at[field]]!r} and {name!r} both give the {field}; keep one"
+                f"the columns {header[at[field]]!r} and {name!r} both hold the {field}; keep one"
             )
         elif field:
             at[field] = place
@@ -274,12 +274,12 @@ def columns(header: Sequence[str]) -> Columns:
     for field, example in _NEEDED.items():
         if field not in at:
             raise ConfigError(_missing(field, example, header))
-    notes = (f"not used: {', '.join(map(repr, unknown))}",) if unknown else ()
+    notes = (f"ignored: {', '.join(map(repr, unknown))}",) if unknown else ()
     return Columns(tuple(name.strip() for name in header), at, memory_gib, notes)
 
 
 def _field(name: str, words: list[str]) -> str | None:
-    """Return which field a column is: empty for one to skip, ``None`` for an unknown one."""
+    """Return the field of a column: empty for one to skip, ``None`` for an unknown one."""
     units = _DOLLARS | _HOURS | {"per"} | _GIB.keys()
     base = "".join(word for word in words if word not in units)
     if not base and _DOLLARS & set(words):
@@ -291,61 +291,61 @@ def _field(name: str, words: list[str]) -> str | None:
     money = not bare and (_DOLLARS | _OTHER_MONEY) & set(words)
     if other and (money or _FIELDS.get(bare) in ("price", "spot_price")):
         raise ConfigError(
-            f"the column {name!r} is in {' '.join(other)}: prices are in US dollars per hour; "
-            "convert them, and call the column Price (USD/h)"
+            f"the column {name!r} is in {' '.join(other)}, but prices must be in US dollars per "
+            "hour; convert them, and name the column Price (USD/h)"
         )
     return None
 
 
 def _missing(field: str, example: str, header: Sequence[str]) -> str:
-    told = ", ".join(repr(name.strip()[:_LONGEST_NAME]) for name in header[:20])
+    shown = ", ".join(repr(name.strip()[:_LONGEST_NAME]) for name in header[:20])
     if len(header) == 1 and re.search(r"[;\t|]", header[0]):
-        return f"the header {told} is one column: separate columns by commas"
+        return f"the header {shown} is one column: separate columns by commas"
     lower = {name.strip().lower(): name.strip() for name in header}
     near = [n for alias in (field, *_NAMES[field]) for n in get_close_matches(alias, lower, n=1)]
-    hint = f"is {lower[near[0]]!r} meant to be it? Call it" if near else "give it, and call it"
-    return f"no column for the {field} among {told}; {hint} {example}"
+    hint = f"if it is {lower[near[0]]!r}, rename it to" if near else "add a column named"
+    return f"no column for the {field} among {shown}; {hint} {example}"
 
 
 def usd_per_h(text: str) -> float:
-    """Return a price in dollars per hour; raises a `ValueError` that says what is wrong.
+    """Return a price in dollars per hour; raises a `ValueError` with the reason if it is invalid.
 
     >>> usd_per_h("3.06"), usd_per_h("$0.5/h"), usd_per_h("12 USD per hour")
     (3.06, 0.5, 12.0)
     """
     found = _PRICE.fullmatch(text)
     if found and found["after"].startswith(","):
-        raise ValueError("a number has a decimal point and no comma, like 3.06")
+        raise ValueError("expected a decimal point and no comma, such as 3.06")
     if found is None or re.search(r"\d", found["after"]):
-        raise ValueError("it is no number; a price is like 3.06, in US dollars per hour")
+        raise ValueError("expected a number such as 3.06, in US dollars per hour")
     _check_units(found["before"] + " " + found["after"])
     value = float(found["number"])
     if not 0.0 < value < inf:
-        raise ValueError("a price is above 0 and finite; leave the row out if it is not known")
+        raise ValueError("expected a finite price above 0; leave the row out if it is not known")
     return value
 
 
 def _check_units(text: str) -> None:
     words = {word.lower() for word in re.findall(r"[A-Za-z]+|[^\sA-Za-z/.]", text)}
     if words - _DOLLARS - _HOURS - {"per"}:
-        raise ValueError(f"{text.strip()!r} is another unit than US dollars per hour (USD/h)")
+        raise ValueError(f"{text.strip()!r} is not US dollars per hour (USD/h)")
 
 
 def amount(text: str) -> float:
     """Return a number of at least 0, or raise a `ValueError`."""
     if not _NUMBER.fullmatch(text):
-        raise ValueError("it is no number; units belong into the column's name")
+        raise ValueError("expected a number; put units into the column's name")
     value = float(text)
     if not 0.0 <= value < inf:
-        raise ValueError("it has to be at least 0 and finite")
+        raise ValueError("expected a finite number of at least 0")
     return value
 
 
 def accelerators(text: str) -> float:
-    """Return how many accelerators a machine has, or raise a `ValueError`; parts are possible."""
+    """Return a machine's number of accelerators, possibly fractional, or raise a `ValueError`."""
     value = amount(text)
     if value > _MOST_ACCELERATORS:
-        raise ValueError(f"a machine has {_MOST_ACCELERATORS} accelerators at most")
+        raise ValueError(f"expected at most {_MOST_ACCELERATORS} accelerators per machine")
     return value
 
 
@@ -354,28 +354,28 @@ def day(text: str) -> date:
     try:
         return date.fromisoformat(text)
     except ValueError:
-        raise ValueError("it is no date; one is written 2025-06-28") from None
+        raise ValueError("expected a date such as 2025-06-28") from None
 
 
 def band(text: str) -> tuple[float, float]:
-    """Return which part of machines is taken away in a month, from and to, or raise a `ValueError`.
+    """Return the range of the fraction of machines preempted in a month, or raise a `ValueError`.
 
     >>> band("<5%"), band("10-15%"), band(">20%"), band("7 %")
     ((0.0, 0.05), (0.1, 0.15), (0.2, 1.0), (0.07, 0.07))
     """
     found = _BAND.fullmatch(text)
     if found is None or (found["sign"] and found["high"]):
-        raise ValueError("it is no band; one is written <5%, 5-10% or >20% (of a month)")
+        raise ValueError("expected a band such as <5%, 5-10% or >20% (per month)")
     first = float(found["low"]) / 100.0
     low = 0.0 if found["sign"] == "<" else first
     high = 1.0 if found["sign"] == ">" else float(found["high"] or found["low"]) / 100.0
     if not low <= high <= 1.0 or low == 1.0:
-        raise ValueError("a band goes from a part below 100 % to a larger one, 100 % at most")
+        raise ValueError("expected a band from below 100 % to a larger value of at most 100 %")
     return low, high
 
 
 def kind(text: str) -> str:
-    """Return what a spot price is, listed or estimated, or raise a `ValueError`."""
+    """Return the kind of a spot price, listed or estimated, or raise a `ValueError`."""
     if text.lower() not in ("listed", "estimated"):
-        raise ValueError("a spot price is listed or estimated")
+        raise ValueError("expected listed or estimated")
     return text.lower()

@@ -1,7 +1,7 @@
-"""Prices of today from gpuhunt, which asks some clouds and has published lists of the others.
+"""Today's prices from gpuhunt, which queries some clouds and has published lists of the others.
 
-gpuhunt is an extra of its own and is imported when it is asked. Its lists are renewed about once a
-day; what they say is dated by the day on which they were fetched.
+gpuhunt is a separate extra and is imported on demand. Its lists are renewed about once a
+day; prices get the date on which they were fetched.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from evenstride.errors import ConfigError
 from evenstride.planner.catalogue.offers import Catalogue, Offer, Refusal
 
 CLOUDS = ("aws", "azure", "gcp")
-"""Asked if nothing else is said: the three whose machines everybody can have."""
+"""Default clouds: the three whose machines are available to all customers."""
 
 _BY_MEMORY = {("A100", 80.0): "A100-80GB", ("V100", 32.0): "V100-32GB"}
-_WHOLE_GIB = {"A10": 24.0}  # of which Azure sells parts
+_WHOLE_GIB = {"A10": 24.0}  # Azure sells fractions of it
 _ZONE_OF_GCP = re.compile(r"(?P<region>[a-z]+-[a-z]+\d+)-[a-z]")
 _UNHEARD = logging.NullHandler()
-_INSTEAD = "give a catalogue in a file, or use the one that comes with evenstride"
+_INSTEAD = "give a catalogue file, or use the shipped catalogue"
 
 
 class GpuhuntItem(Protocol):
-    """What gpuhunt says of a machine, its ``CatalogItem``; memory in GiB, prices per hour."""
+    """gpuhunt's data about a machine, its ``CatalogItem``; memory in GiB, prices per hour."""
 
     provider: str
     instance_name: str
@@ -44,13 +44,13 @@ class GpuhuntItem(Protocol):
 
 
 def live_catalogue(on: date, clouds: Iterable[str] = CLOUDS) -> Catalogue:
-    """Return what gpuhunt says is on offer, over the network.
+    """Return the current offers from gpuhunt, over the network.
 
-    Where a list of a cloud cannot be fetched, gpuhunt leaves that cloud out; a note says so.
+    If the list of a cloud cannot be fetched, gpuhunt leaves that cloud out, and a note says so.
 
     Args:
-        on: the day of today, which prices are labelled with.
-        clouds: names that gpuhunt has for them.
+        on: today's date, which prices are labelled with.
+        clouds: gpuhunt's names of clouds.
 
     Raises:
         ConfigError: gpuhunt is not installed, does not know a cloud, or cannot be reached.
@@ -61,34 +61,35 @@ def live_catalogue(on: date, clouds: Iterable[str] = CLOUDS) -> Catalogue:
         items = gpuhunt.query(provider=asked)
     except ValueError as error:
         raise ConfigError(
-            f"live prices of {', '.join(asked)}: gpuhunt says {str(error)!r}; ask for clouds that "
-            f"it knows, as {', '.join(CLOUDS)}"
+            f"cannot fetch live prices of {', '.join(asked)}: gpuhunt reports {str(error)!r}; "
+            f"use clouds that it supports, such as {', '.join(CLOUDS)}"
         ) from None
     except (OSError, gpuhunt.GPUHuntError) as error:
-        raise ConfigError(f"live prices cannot be fetched ({error}); {_INSTEAD}") from None
-    found = catalogue_of(items, on, f"gpuhunt, asked for {', '.join(asked)} on {on}")
+        raise ConfigError(f"cannot fetch live prices ({error}); {_INSTEAD}") from None
+    found = catalogue_of(items, on, f"gpuhunt, queried for {', '.join(asked)} on {on}")
     silent = sorted(set(asked) - {offer.cloud for offer in found.offers})
-    notes = (f"nothing came of {', '.join(silent)}",) if silent else ()
+    notes = (f"gpuhunt returned no offers of {', '.join(silent)}",) if silent else ()
     return replace(found, notes=notes)
 
 
 def _gpuhunt() -> Any:
-    # It logs a traceback for each list that it cannot fetch, to stderr unless somebody listens.
+    # It logs a traceback for each list that it cannot fetch, to stderr unless there is a handler.
     logging.getLogger("gpuhunt").addHandler(_UNHEARD)
     try:
         return import_module("gpuhunt")
     except ImportError as error:
         raise ConfigError(
-            f"live prices need gpuhunt, which cannot be imported ({error}): pip install "
-            f"'evenstride[plan]'; or {_INSTEAD}"
+            f"live prices need gpuhunt, which cannot be imported ({error}): run pip install "
+            f"'evenstride[plan]', or {_INSTEAD}"
         ) from None
 
 
 def catalogue_of(items: Iterable[GpuhuntItem], on: date, source: str) -> Catalogue:
-    """Return gpuhunt's answer as a catalogue; refusals count its items from 1.
+    """Return gpuhunt's items as a catalogue; rejections count its items from 1.
 
-    It has a machine twice, on demand and as spot; both become one offer. Not used are machines of
-    which only the price is known, a spot price of what cannot be had on demand, and repetitions.
+    gpuhunt lists a machine twice, on demand and as spot; both become one offer. Ignored are
+    machines of which only the price is known, spot prices without an on-demand price, and
+    duplicates.
     """
     found = _Found(on)
     for number, item in enumerate(items, start=1):
@@ -98,8 +99,8 @@ def catalogue_of(items: Iterable[GpuhuntItem], on: date, source: str) -> Catalog
             found.refusals.append(Refusal(number, item.instance_name or "", str(error)))
     offers = found.offers()
     if not offers:
-        told = "; ".join(map(str, found.refusals[:3])) or "it is empty"
-        raise ConfigError(f"nothing of {source} can be used ({told}); {_INSTEAD}")
+        why = "; ".join(map(str, found.refusals[:3])) or "it is empty"
+        raise ConfigError(f"no offer of {source} is usable ({why}); {_INSTEAD}")
     refusals = sorted(found.refusals, key=lambda refusal: refusal.line)
     return Catalogue(offers, tuple(refusals), source)
 
@@ -109,7 +110,7 @@ _Key = tuple[str, str, str, str, str, float]
 
 @dataclass(slots=True)
 class _Found:
-    """Items so far, those of one machine under one key."""
+    """Items so far; those of one machine have one key."""
 
     on: date
     demand: dict[_Key, Offer] = field(default_factory=dict)
@@ -120,7 +121,7 @@ class _Found:
         offer = _offer(item, self.on)
         key = (*offer.key, offer.accelerator, offer.accelerators)
         if key in (self.spot if item.spot else self.demand):
-            raise ValueError("it is there twice; the first is used")
+            raise ValueError("it is a duplicate; the first one is used")
         if item.spot:
             self.spot[key] = number, offer.usd_per_h
         else:
@@ -128,7 +129,7 @@ class _Found:
 
     def offers(self) -> tuple[Offer, ...]:
         for key in self.spot.keys() - self.demand.keys():
-            why = "it has a spot price, and none on demand"
+            why = "it has a spot price, but no on-demand price"
             self.refusals.append(Refusal(self.spot[key][0], key[3], why))
         return tuple(self._whole(key, offer) for key, offer in self.demand.items())
 
@@ -141,11 +142,11 @@ class _Found:
 
 def _offer(item: GpuhuntItem, on: date) -> Offer:
     if not item.instance_name or not item.location:
-        raise ValueError("it has no name or no place")
+        raise ValueError("it has no name or no location")
     if item.price is None or not 0.0 < item.price < inf:
-        raise ValueError(f"its price is {item.price}; one is above 0")
+        raise ValueError(f"its price is {item.price}, but must be above 0")
     if item.cpu is None or item.memory is None or item.gpu_count is None:
-        raise ValueError("nothing is known of its processors and memory")
+        raise ValueError("its processors and memory are not known")
     zone = _ZONE_OF_GCP.fullmatch(item.location) if item.provider == "gcp" else None
     name, count = _accelerators(item)
     return Offer(
@@ -163,11 +164,11 @@ def _offer(item: GpuhuntItem, on: date) -> Offer:
 
 
 def _accelerators(item: GpuhuntItem) -> tuple[str, float]:
-    """Return the name of an item's accelerators as catalogues have it, and how many there are."""
+    """Return the catalogue's name of an item's accelerators, and their number."""
     if not item.gpu_count:
         return "", 0.0
     if not item.gpu_name:
-        raise ValueError("it has accelerators, and nobody says which")
+        raise ValueError("the type of its accelerators is not known")
     memory_gib = item.gpu_memory or 0.0
     name = _BY_MEMORY.get((item.gpu_name, memory_gib), item.gpu_name)
     whole = _WHOLE_GIB.get(name, memory_gib)

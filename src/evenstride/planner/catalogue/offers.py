@@ -1,7 +1,7 @@
-"""Machines on offer: their prices, with dates, and what their accelerators can do at most.
+"""Machines on offer: their prices, with dates, and the peak performance of their accelerators.
 
-A price is what it was on some day. `price_interval` states the rules by which it may be off today;
-nothing here knows what day it is.
+A price is valid on one day. `price_interval` states the rules for its error today; this module
+does not know today's date.
 """
 
 from __future__ import annotations
@@ -16,65 +16,65 @@ from evenstride.core.gradients.noise_scale import Interval
 from evenstride.errors import ConfigError
 
 NO_ACCELERATOR = "none"
-"""What a selection calls machines without accelerators."""
+"""Name of machines without accelerators in a selection."""
 
 _DAYS_OF_A_YEAR = 365.25
 _UNDATED_YEARS = 1.0
-_CHEAPER, _DEARER = 0.85, 1.05  # of a list price, after a year
-_SPOT_AT_ONCE, _SPOT_YEARLY = 0.12, 0.39  # half of 95 % intervals of the logarithm
+_CHEAPER, _DEARER = 0.85, 1.05  # factors of a list price, after a year
+_SPOT_AT_ONCE, _SPOT_YEARLY = 0.12, 0.39  # half-widths of 95 % intervals of the logarithm
 _MOST_NAMED = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
-    """A type of machine in one place, and its prices; ``None`` is for what is not known."""
+    """A type of machine in one place, and its prices; ``None`` stands for unknown values."""
 
-    instance_type: str  # as the cloud names it
+    instance_type: str  # the cloud's name of it
     usd_per_h: float  # on demand, above 0
-    cloud: str = ""  # in lower case; empty if it is none
+    cloud: str = ""  # in lower case; empty if it is no cloud
     region: str = ""
-    zone: str = ""  # empty if the price holds in all of the region
-    accelerator: str = ""  # name of one; empty without any
-    accelerators: float = 0.0  # how many; a part of one is possible
+    zone: str = ""  # empty if the price holds in the whole region
+    accelerator: str = ""  # name of one; empty without accelerators
+    accelerators: float = 0.0  # their number; may be fractional
     vcpus: float | None = None  # virtual processors
     memory_gib: float | None = None
-    # Price of a machine that may be taken away; ``None`` if there is none
+    # Price of a preemptible machine; ``None`` if not offered
     spot_usd_per_h: float | None = None
-    # Whether that is ``listed`` by the cloud, or ``estimated`` from the price on demand and a
-    # saving of another day; empty without a spot price
+    # ``listed`` by the cloud, or ``estimated`` from the on-demand price and a saving of another
+    # day; empty without a spot price
     spot_kind: str = ""
-    # Which part of such machines is taken away in a month, from and to, 0 to 1
+    # Range of the fraction of such machines that is preempted in a month, 0 to 1
     interruption: tuple[float, float] | None = None
-    priced_on: date | None = None  # day of the price on demand
-    spot_on: date | None = None  # that of the spot price, or of its saving
+    priced_on: date | None = None  # date of the on-demand price
+    spot_on: date | None = None  # date of the spot price, or of its saving
 
     def __post_init__(self) -> None:
         spot = self.spot_usd_per_h
         if not 0.0 < self.usd_per_h < inf or not (spot is None or 0.0 < spot < inf):
             raise ConfigError(
-                f"{self.instance_type} at {self.usd_per_h} USD/h, as spot at {spot}: a price is "
-                "above 0; leave the spot price out where there is none"
+                f"invalid prices of {self.instance_type}: {self.usd_per_h} USD/h, as spot {spot}: "
+                "expected prices above 0; leave out the spot price if it is not offered"
             )
         if self.interruption and not 0.0 <= self.interruption[0] <= self.interruption[1] <= 1.0:
             raise ConfigError(
-                f"{self.instance_type} taken away by {self.interruption} a month: these are parts "
-                "of 1, the smaller one first"
+                f"invalid interruption {self.interruption} of {self.instance_type}: expected two "
+                "fractions from 0 to 1, the smaller one first"
             )
 
     @property
     def place(self) -> str:
-        """Cloud, region and zone, as far as they are known."""
+        """Cloud, region and zone, as far as known."""
         return "/".join(part for part in (self.cloud, self.region, self.zone) if part)
 
     @property
     def key(self) -> tuple[str, str, str, str]:
-        """Where and what it is; rows of a file with the same one are duplicates."""
+        """Place and type; rows of a file with the same key are duplicates."""
         return self.cloud, self.region, self.zone, self.instance_type
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A row that is not used."""
+    """A rejected row."""
 
     line: int
     instance_type: str
@@ -87,12 +87,12 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Catalogue:
-    """Offers, and the rows of the source that cannot be used."""
+    """Offers, and the rejected rows of the source."""
 
-    offers: tuple[Offer, ...]  # that can be used, in the order in which they were read
+    offers: tuple[Offer, ...]  # valid ones, in the order of the source
     refusals: tuple[Refusal, ...]
-    source: str  # where all that is from
-    notes: tuple[str, ...] = ()  # what else was found, one sentence each
+    source: str  # where the data come from
+    notes: tuple[str, ...] = ()  # further findings, one sentence each
 
     def select(
         self,
@@ -102,10 +102,10 @@ class Catalogue:
         types: Iterable[str] = (),
         accelerators: Iterable[str] = (),
     ) -> Catalogue:
-        """Return the catalogue with those offers only; names are compared without regard to case.
+        """Return the catalogue with only these offers; names are case-insensitive.
 
-        Each name must be in the catalogue. Whether an offer has all of them is another question,
-        and the answer may be none.
+        Each name must be in the catalogue. The result may be empty if no offer matches all of
+        them.
         """
         asked: tuple[tuple[str, Iterable[str], Callable[[Offer], str]], ...] = (
             ("cloud", clouds, lambda offer: offer.cloud),
@@ -124,36 +124,36 @@ class Catalogue:
         lower = {name.lower(): name for name in sorted(known) if name}
         for name in sorted(wanted - lower.keys()):
             near = [lower[found] for found in get_close_matches(name, lower)]
-            hint = f"did you mean {' or '.join(near)}?" if near else f"it has {_some(lower)}"
-            raise ConfigError(f"no {what} of {self.source} is called {name!r}; {hint}")
+            hint = f"did you mean {' or '.join(near)}?" if near else f"available: {_some(lower)}"
+            raise ConfigError(f"{self.source} has no {what} named {name!r}; {hint}")
 
 
 def _some(names: Iterable[str]) -> str:
     all_names = list(names)
     more = len(all_names) - _MOST_NAMED
     rest = f" and {more} more" if more > 0 else ""
-    return (", ".join(all_names[:_MOST_NAMED]) or "none at all") + rest
+    return (", ".join(all_names[:_MOST_NAMED]) or "none") + rest
 
 
 def price_interval(offer: Offer, on: date, *, spot: bool = False) -> Interval:
-    """Return the price in dollars per hour, and between what it may lie on a day (95 %).
+    """Return the price in dollars per hour on a day, with its 95 % interval.
 
-    - *On demand*, a list price falls by 15 % in a year at most, and rises by 5 %. That is an
-      assumption between two facts: E2 machines of Google cost within 0.02 % what they did some
-      three years before, and AWS cut its H100 machines by up to 45 % two years after they had come.
+    - *On demand*, a list price falls by at most 15 % in a year, and rises by at most 5 %. This
+      assumption lies between two facts. Google's E2 machines cost the same within 0.02 % as about
+      three years before; AWS cut its H100 machines by up to 45 % two years after their release.
     - *A spot price* is off by 12 % at once, and by 39 % times the root of the years (of its
-      logarithm, the two as independent). Measured: six recorded zones changed by up to 12 % within
+      logarithm, both independent). Measured: six recorded zones changed by up to 12 % within
       a week (standard deviation 6 %); five prices of V100 and E2 machines changed between -33 % and
       +100 % in two to three years (20 % in a year, growing with its root).
-    - *Mixed dates.* A spot price that is estimated from a saving of another day has the error of
-      the price on demand over the days in between, too.
-    - Nobody need pay more for spot than on demand, so it ends there.
-    - A price without a date is taken to be a year old.
+    - *Mixed dates.* A spot price estimated from a saving of another day also has the error of
+      the on-demand price over the days in between.
+    - A spot machine never costs more than one on demand, so the interval ends there.
+    - A price without a date counts as a year old.
 
     Args:
-        offer: with its prices and their days.
-        on: the day that is asked for; a price of a later day is as uncertain as one of an earlier.
-        spot: whether the machine may be taken away.
+        offer: with its prices and their dates.
+        on: the day of the result; a price of a later day is as uncertain as one of an earlier day.
+        spot: whether to return the spot price.
 
     Raises:
         ConfigError: there is no spot price.
@@ -178,8 +178,8 @@ def price_interval(offer: Offer, on: date, *, spot: bool = False) -> Interval:
 def _spot_usd_per_h(offer: Offer) -> float:
     if offer.spot_usd_per_h is None:
         raise ConfigError(
-            f"{offer.instance_type} in {offer.place or 'its place'} has no spot price; ask for "
-            "the price on demand, or add one to the catalogue"
+            f"{offer.instance_type} in {offer.place or 'its place'} has no spot price; use the "
+            "on-demand price, or add a spot price to the catalogue"
         )
     return offer.spot_usd_per_h
 
@@ -189,14 +189,14 @@ def _years(day: date | None, on: date) -> float:
 
 
 def _between(offer: Offer) -> float:
-    """Return the years between the two days that an estimated price is made of."""
+    """Return the years between the two dates of an estimated price."""
     if offer.spot_kind != "estimated" or offer.spot_on is None:
         return 0.0
     return _years(offer.priced_on, offer.spot_on)
 
 
 def price_label(offer: Offer, *, spot: bool = False) -> str:
-    """Return the price as it is shown, with its day or days.
+    """Return the price as text, with its date or dates.
 
     Raises:
         ConfigError: there is no spot price.
@@ -207,10 +207,10 @@ def price_label(offer: Offer, *, spot: bool = False) -> str:
     if not spot:
         return f"{offer.usd_per_h:.4g} USD/h ({_day(offer.priced_on)})"
     value = _spot_usd_per_h(offer)
-    told = _day(offer.spot_on)
+    date_text = _day(offer.spot_on)
     if offer.spot_kind == "estimated":
-        told = f"estimated: price of {_day(offer.priced_on)}, saving of {told}"
-    return f"{value:.4g} USD/h ({told})"
+        date_text = f"estimated: price of {_day(offer.priced_on)}, saving of {date_text}"
+    return f"{value:.4g} USD/h ({date_text})"
 
 
 def _day(day: date | None) -> str:
@@ -219,7 +219,7 @@ def _day(day: date | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Power:
-    """What one worker's device can do at most."""
+    """Peak performance of one worker's device."""
 
     flops_per_s: float
     bytes_per_s: float
@@ -248,25 +248,25 @@ ACCELERATORS: dict[str, Power] = {
         ("H200", 67.0, 4800, 141),
     )
 }
-"""Peak of single precision and of the memory's bandwidth, one accelerator each, boards with two
-processors as two.
+"""Peak single-precision performance and memory bandwidth, for one accelerator each; boards with two
+processors count as two.
 
 Source:
-    The makers' data sheets as public tables repeat them: T4, V100, A100 and H100 were read there;
-    the others are from memory and not verified. Half-precision peaks are left out: they would make
-    every newer card look further ahead than arithmetic alone does, and the error of a transfer
-    covers it or not, as the workload happens to be.
+    The makers' data sheets as repeated in public tables: T4, V100, A100 and H100 were read there;
+    the others are from memory and not verified. Half-precision peaks are left out: they would
+    overstate the lead of every newer card over its arithmetic. The error of a transfer may or may
+    not cover them, depending on the workload.
 """
 
 SHARED = ("t1.", "t2.", "t3.", "t3a.", "t4g.", "e2-micro", "e2-small", "e2-medium", "f1-", "g1-")
-"""How the names of machines begin whose processors are theirs for a part of the time only."""
+"""Name prefixes of machines with shared processors."""
 
 
 def power(offer: Offer) -> Power | None:
-    """Return what one worker of a machine can do; ``None`` if it is not known.
+    """Return the performance of one worker of a machine; ``None`` if it is not known.
 
-    A machine without accelerators is one worker, in proportion to its virtual processors, unless it
-    shares these. Such a power compares with its own kind only.
+    A machine without accelerators is one worker, in proportion to its virtual processors, unless
+    these are shared. Such a performance compares only with its own kind.
     """
     if offer.accelerator:
         return ACCELERATORS.get(offer.accelerator)
@@ -291,6 +291,6 @@ def selected(
     more = f" and {len(here) - _NAMED} more" if len(here) > _NAMED else ""
     raise ConfigError(
         f"{catalogue.source} has no {' or '.join(named)} in {' or '.join(wanted)}: --types and "
-        f"--regions together leave nothing. The types are in {', '.join(sorted(there))}, and the "
-        f"regions have {', '.join(here[:_NAMED])}{more}; leave out one of the two, or change it"
+        f"--regions together match no offer. The types are in {', '.join(sorted(there))}; the "
+        f"regions have {', '.join(here[:_NAMED])}{more}; omit or change one of the two options"
     )

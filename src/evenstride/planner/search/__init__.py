@@ -1,4 +1,4 @@
-"""Look for the clusters that no other beats in time and cost.
+"""Search for the clusters that no other beats in time and cost.
 
-Start with `branch_and_bound`; `training_forecast` is what one cluster would take.
+Start with `branch_and_bound`; `training_forecast` predicts one cluster.
 """

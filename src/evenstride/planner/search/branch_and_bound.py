@@ -1,15 +1,15 @@
-"""Look for the clusters that no other beats in time and cost, over mixes of two kinds and batches.
+"""Search for the clusters that no other beats in time and cost: mixes of two kinds, and batches.
 
-Branch and bound. `Bounds` says what every choice takes and costs at least, pair by pair of kinds,
-never above the exact figures. Choices whose bound no judged choice beats are judged exactly, the
-most promising first, until none could gain anything (`SearchResult.gap` is 0) or the time is up.
-The gap then says how much one of the others could gain at most. Small spaces are always judged to
-the end.
+Branch and bound. `Bounds` has lower bounds of the time and cost of every choice, for each pair of
+kinds, never above the exact values. Choices whose bound is not beaten are evaluated exactly, the
+most promising first, until none could improve the result (`SearchResult.gap` is 0) or the time is
+up. The gap is then the largest possible improvement by any other choice. Small spaces are always
+searched completely.
 
-All figures are at the probability that is asked for: one half is the expected case, and beyond it
-an end of the intervals, see `at_most`. A bound of the end follows from bounds of its parts. It
-grows with the time that training takes without losses, with how much longer losses make it on
-average, and with the end of that.
+All values are at the requested probability: one half is the expected case, and a larger one is an
+end of the intervals, see `at_most`. A bound of the end follows from bounds of its parts. It
+grows with the training time without preemptions, with its mean lengthening by preemptions, and with
+the end of that lengthening.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ _Shape = tuple[Curve, Curve, int, int, int | None, int | None, bool]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Cells:
-    """Clusters and batches that are looked at of a pair of kinds."""
+    """Clusters and batches of a pair of kinds."""
 
-    machines: IntArray  # of both kinds, ``(2, n)``; none of the second if they are the same
-    batch: IntArray  # by its number, ``(n,)``
+    machines: IntArray  # of both kinds, ``(2, n)``; 0 of the second if they are the same
+    batch: IntArray  # its index, ``(n,)``
 
     def __len__(self) -> int:
         return len(self.batch)
@@ -67,15 +67,15 @@ class Cells:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Least:
-    """What steps take at least, arrays of ``(n,)``."""
+    """Lower bounds of steps, arrays of ``(n,)``."""
 
     compute_s: FloatArray  # of a step
-    error: FloatArray  # its deviation, as a part
-    useful_s: FloatArray  # the whole training, communication included, losses not
+    error: FloatArray  # its relative deviation
+    useful_s: FloatArray  # of the whole training, with communication, without preemptions
 
 
 def cells(most_machines: int, batches: int, *, mixed: bool) -> Cells:
-    """Return all clusters of one kind, or of two, crossed with batches."""
+    """Return all clusters of one kind, or of two, combined with batches."""
     each = np.arange(1, most_machines + 1)
     one, two = (axis.ravel() for axis in np.meshgrid(each, each, indexing="ij"))
     few = one + two <= most_machines
@@ -84,7 +84,7 @@ def cells(most_machines: int, batches: int, *, mixed: bool) -> Cells:
 
 
 class Bounds:
-    """What clusters take and cost at least."""
+    """Lower bounds of the time and cost of clusters."""
 
     def __init__(
         self, task: TrainingTask, batches: Sequence[int], most_workers: int, confidence: float
@@ -108,7 +108,7 @@ class Bounds:
         self._least: dict[_Shape, Least] = {}
 
     def least(self, pair: Pair, some: Cells) -> Least:
-        """Return what is known of all cells of a pair but losses and prices; reckoned once.
+        """Return the bounds of all cells of a pair without preemptions and prices; cached.
 
         ``some`` are all cells of one kind, or all of two: the same ones at each call.
         """
@@ -144,12 +144,12 @@ class Bounds:
         if not self._z:
             time_s = useful_s * mean
             return time_s, time_s / 3600.0 * per_h[0]
-        with np.errstate(invalid="ignore"):  # what does not fit is infinite
+        with np.errstate(invalid="ignore"):  # choices that do not fit are infinite
             part = self._part(some, error * compute_s, compute_s, sync_s)
         unsure = np.hypot(self._unsure[some.batch], Z95 * part)
-        dear = np.log(per_h[1] / per_h[0])
+        price_error = np.log(per_h[1] / per_h[0])
         time_s = useful_s * self._end(mean, high, unsure)
-        usd = useful_s / 3600.0 * per_h[0] * self._end(mean, high, np.hypot(unsure, dear))
+        usd = useful_s / 3600.0 * per_h[0] * self._end(mean, high, np.hypot(unsure, price_error))
         return time_s, usd
 
     def _useful_s(self, some: Cells, step_s: FloatArray) -> FloatArray:
@@ -158,13 +158,13 @@ class Bounds:
     def _part(
         self, some: Cells, error_s: FloatArray, compute_s: FloatArray, sync_s: FloatArray
     ) -> FloatArray:
-        """Return the deviation of a step, as a part, so that its end is at least what it is."""
+        """Return a relative deviation of a step whose end is not above the true end."""
         step_s = compute_s + sync_s
         if self.task.links is None:
-            links_s = UNKNOWN_LINKS * sync_s  # none for a single worker
+            links_s = UNKNOWN_LINKS * sync_s  # 0 for a single worker
             whole_s = step_s + self._beside_s[some.batch] / self._steps[some.batch]
-            # Where links are nearly all of a step, or steps a small part of the training, a little
-            # more compute makes the end sooner: the deviation falls by more than the time grows.
+            # If links dominate a step, or steps are a small part of the training, slightly more
+            # compute makes the end earlier: the deviation falls by more than the time grows.
             grows = self._z * links_s * whole_s <= step_s**2
             error_s = np.where(grows, np.hypot(error_s, links_s), error_s)
         return np.asarray(error_s / step_s)
@@ -172,7 +172,7 @@ class Bounds:
     def _stretch(
         self, pair: Pair, some: Cells, useful_s: FloatArray, *, fine: bool
     ) -> tuple[FloatArray, FloatArray]:
-        """Return by what losses make it longer, on average and at the end, at least."""
+        """Return lower bounds of the lengthening by preemptions, on average and at the end."""
         one, two = pair
         kinds = pair[:1] if one is two else pair
         saves = self.task.saves.waiting(kind.transience for kind in kinds)
@@ -185,10 +185,10 @@ class Bounds:
         return mean, np.maximum(high_stretches(*lost, np.maximum(useful_s, 1e-9)), mean)
 
     def _end(self, mean: FloatArray, high: FloatArray, unsure: FloatArray) -> FloatArray:
-        """Return the end of a figure that is the stretch's mean times what is ``unsure``.
+        """Return the end of a value that is the mean lengthening times an ``unsure`` factor.
 
-        The least over all means between the bound and the end: a larger mean brings them together,
-        which counts for more only far out.
+        It is the least over all means between the bound and the end. A larger mean brings them
+        together, which matters more only far out.
         """
         part, up = self._z / Z95, np.log(high / mean)
         if part > 1.0:
@@ -207,24 +207,24 @@ def price(pair: Pair, some: Cells, end: str) -> FloatArray:
 
 
 SMALL = 20_000
-"""Choices up to which all that could gain anything are judged, and all kinds are looked at."""
+"""Number of choices up to which the search is complete and considers all kinds."""
 
-_MOST_WORK = 4_000  # milliseconds of exact looks, roughly, in larger spaces
-_FOR_THE_REST = 1_000  # of these for what is shown beside the choice
-_AT_ONCE = 64  # looks between two looks at what is left
-_PENDING = 100_000  # bounds that are kept without a look at what is worth keeping
-_MOST_KEPT = 300_000  # of more, those that could gain least are let go
+_MOST_WORK = 4_000  # milliseconds of exact evaluations, roughly, in larger spaces
+_FOR_THE_REST = 1_000  # of these, for results other than the chosen one.
+_AT_ONCE = 64  # evaluations between two looks at the remaining choices.
+_PENDING = 100_000  # bounds to collect before useless ones are dropped.
+_MOST_KEPT = 300_000  # of more, those that could improve least are dropped.
 _SEEDS = 60
 
-# Milliseconds, roughly: what a run of the search may take is counted, so that it always ends at
-# the same choice, whatever the machine.
+# Milliseconds, roughly: the search counts its work instead of the time, so that it always ends at
+# the same choice, on any machine.
 _CLOSE, _STEP, _OUTLOOK, _SPOT = 0.2, 0.6, 0.1, 8.0
 _DRIFTS = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """What is looked at."""
+    """The choices to search."""
 
     kinds: tuple[Kind, ...]
     batches: tuple[int, ...]
@@ -234,27 +234,27 @@ class Space:
 
 @dataclass(frozen=True, slots=True)
 class SearchResult:
-    """What a search came to."""
+    """The result of a search."""
 
-    # That no other beats in time and cost, the quickest first, of those that were judged
+    # Evaluated choices that no other beats in time and cost, the fastest first.
     outlooks: tuple[TrainingForecast, ...]
-    looked_at: int  # choices, by their bounds
-    judged: int = 0  # exactly
-    # By which part another choice could be better than the best of these, as it is wished, at most;
-    # 0 if this is the best, infinite if it is not known whether another one keeps to the limits
+    looked_at: int  # number of choices with bounds.
+    judged: int = 0  # number of exact evaluations.
+    # Largest fraction by which another choice could be better than the best, by the objective; 0 if
+    # this is the best, infinite if it is not known whether another one is within the limits.
     gap: float = 0.0
-    # The same for the whole frontier: by how much both time and cost of one that is not in it could
-    # be less
+    # The same for the whole frontier: by how much both time and cost of a choice outside of it
+    # could be lower.
     front_gap: float = 0.0
 
 
 def search(space: Space, task: TrainingTask, wishes: Wishes | None = None) -> SearchResult:
     """Return the best choices of a space.
 
-    Larger spaces leave out kinds that another one beats in everything; all else is looked at.
+    Larger spaces leave out kinds that another one beats in everything; all others are searched.
 
     Cost:
-        Vectorised; ``O(pairs * machines^2 * batches)``, and some seconds of exact looks.
+        Vectorised; ``O(pairs * machines^2 * batches)``, plus some seconds of exact evaluations.
     """
     wishes = wishes or Wishes()
     batches = [batch for batch in space.batches if task.epochs.at(batch) is not None]
@@ -273,7 +273,7 @@ def search(space: Space, task: TrainingTask, wishes: Wishes | None = None) -> Se
 
 
 def _pairs(space: Space, chosen: Callable[[Sequence[Kind]], Sequence[Kind]]) -> Iterator[Pair]:
-    """Yield the pairs of kinds of each place; those of one kind first, to see soon what is good."""
+    """Yield the pairs of kinds of each place; single kinds first, to find good choices early."""
     places = [chosen(kinds) for kinds in by_place(space.kinds).values()]
     for kinds in places:
         yield from zip(kinds, kinds, strict=True)
@@ -287,9 +287,9 @@ def _all(space: Space, grids: dict[bool, Cells]) -> int:
     return sum(places) * len(grids[False]) + mixes * len(grids[True])
 
 
-# Choices that were not judged yet: their pair of kinds by its number, their cell (machines of both
-# and batch) likewise, what they take and cost at least, and whether these bounds are as close as
-# they can be without judging the choice.
+# Choices that were not evaluated yet: the index of their pair of kinds and that of their cell
+# (machines of both and batch), and the bounds of time and cost. ``close`` bounds are as tight as
+# possible without an exact evaluation.
 _OPEN = np.dtype(
     [
         ("pair", np.int64),
@@ -303,7 +303,7 @@ _Open = npt.NDArray[np.void]
 
 
 def _lower_left(some: _Open) -> IntArray:
-    """Return the choices that no other is both quicker and cheaper than, the quickest first."""
+    """Return the choices that no other is both faster and cheaper than, the fastest first."""
     order = np.lexsort((some["usd"], some["time_s"]))
     order = order[np.isfinite(some["time_s"][order])]
     usd = some["usd"][order]
@@ -312,7 +312,7 @@ def _lower_left(some: _Open) -> IntArray:
 
 
 class _Hunt:
-    """A search under way."""
+    """A search in progress."""
 
     def __init__(
         self,
@@ -329,14 +329,14 @@ class _Hunt:
         self._bounds = Bounds(task, batches, most, wishes.confidence)
         self._front = ParetoFront[TrainingForecast].of((), wishes)
         self._open = np.zeros(0, dtype=_OPEN)
-        self._let_go = np.zeros(0, dtype=_OPEN)  # for want of room: the best of these
+        self._let_go = np.zeros(0, dtype=_OPEN)  # the best of the choices dropped for lack of room
         self._allowed: dict[int, tuple[ParetoFront[TrainingForecast], FloatArray]] = {}
-        # Equal steps, as of one cluster in many places, are reckoned once.
+        # Equal steps, such as of one cluster in many places, are computed once.
         self._steps: dict[tuple[object, ...], StepEstimate | None] = {}
         self._work, self._judged = 0.0, 0
 
     def bound(self) -> None:
-        """Work out the bounds of all choices, and keep those that may gain something."""
+        """Compute the bounds of all choices, and keep those that may improve the result."""
         pending, count = [self._open], 0
         singles = sum(one is two for one, two in self._pairs)
         for number, pair in enumerate(self._pairs):
@@ -351,9 +351,9 @@ class _Hunt:
         self._keep(pending)
 
     def _promising(self, pair: Pair, grid: Cells) -> IntArray:
-        """Return the cells of a pair that would not be beaten if nothing were lost, as expected."""
+        """Return the cells of a pair that might not be beaten, without preemptions."""
         least = self._bounds.least(pair, grid)
-        # What a cluster may cost in an hour not to be beaten is the same for many pairs.
+        # The highest useful price per hour of a cluster is the same for many pairs.
         front, allowed = self._allowed.get(id(least), (None, None))
         if allowed is None or front is not self._front:
             allowed = self._front.least_usd(least.useful_s) / (least.useful_s / 3600.0)
@@ -361,7 +361,7 @@ class _Hunt:
         return np.flatnonzero(price(pair, grid, "value") < allowed)
 
     def _bounded(self, number: int, pair: Pair, grid: Cells, which: IntArray) -> _Open:
-        """Return those of some cells of a pair that may gain something by their whole bounds."""
+        """Return those of some cells of a pair whose full bounds may improve the result."""
         least = self._bounds.least(pair, grid)
         time_s, usd = self._bounds.of(
             pair, grid.some(which), least.compute_s[which], least.error[which]
@@ -375,7 +375,7 @@ class _Hunt:
         return found
 
     def _keep(self, pending: Sequence[_Open]) -> None:
-        """Judge the best of what is pending, and keep what may gain something still."""
+        """Evaluate the best pending choices, and keep those that may still improve the result."""
         self._open = np.concatenate(pending)
         seeds = _lower_left(self._open)
         if len(seeds) > _SEEDS:
@@ -390,7 +390,7 @@ class _Hunt:
         self._open = self._open[self._front.gains(self._open["time_s"], self._open["usd"]) > 0.0]
 
     def _let_some_go(self) -> None:
-        """Keep those that could gain most; of the others the best bounds still count in the gap."""
+        """Keep the most promising choices; the best bounds of the others still count in the gap."""
         time_s, usd = self._open["time_s"], self._open["usd"]
         order = self._front.order(time_s, usd, self._front.gains(time_s, usd))
         aimed = self._front.order(time_s, usd, self._front.aimed_gains(time_s, usd))
@@ -400,7 +400,7 @@ class _Hunt:
         self._open = self._open[first]
 
     def settle(self, most_work: float) -> None:
-        """Judge what may be better than the best, and then what may belong to the frontier."""
+        """Evaluate choices that may be better than the best, then those of the frontier."""
         self._until(most_work - min(_FOR_THE_REST, most_work), aimed=True)
         self._until(most_work, aimed=False)
 
@@ -415,7 +415,7 @@ class _Hunt:
             self._look(order)
 
     def _look(self, which: IntArray) -> None:
-        """Bound some choices better, and judge those that this was done to already."""
+        """Tighten the bounds of some choices, and evaluate those with tight bounds."""
         close = self._open["close"][which]
         for index in which[~close].tolist():
             self._look_closely(index)
@@ -424,7 +424,7 @@ class _Hunt:
         exact = exact[self._front.gains(some["time_s"], some["usd"]) > 0.0]
         judged = (self._exactly(index) for index in exact.tolist())
         self._front = self._front.with_more(one for one in judged if one is not None)
-        # They were judged, and cannot gain anything more.
+        # They were evaluated, and cannot improve the result any more.
         self._open["time_s"][exact] = inf
         self._open["usd"][exact] = inf
 
@@ -442,7 +442,7 @@ class _Hunt:
         self._open["usd"][index] = max(usd[0], self._open["usd"][index])
 
     def _exactly(self, index: int) -> TrainingForecast | None:
-        """Return what a choice comes to; ``None`` if it does not fit, or may never end."""
+        """Return the forecast of a choice; ``None`` if it does not fit, or may never end."""
         choice, _, _ = self._choice(index)
         waits = any(kind.transience and kind.transience.waits_s for kind in choice.kinds)
         self._judged += 1

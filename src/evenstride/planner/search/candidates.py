@@ -1,7 +1,7 @@
-"""The kinds of machines of a catalogue that could train a workload, and how quickly.
+"""The kinds of machines of a catalogue that could train a workload, and their speed.
 
-Google's N1 machines can be had without accelerators and with any of a few, all under one name. A
-time measured with one of them says nothing about the others, so `identified` tells them apart.
+Google's N1 machines are available without accelerators and with several, all under one name. A
+time measured with one of them says nothing about the others, so `identified` distinguishes them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from evenstride.planner.workload.step_time import Curve, fitted, transferred
 from evenstride.planner.workload.workload_profile import DeviceProfile
 
 Sorts = Mapping[str, frozenset[str]]
-"""Accelerators that each type is on offer with, by its name; an empty name for none."""
+"""Accelerators with which each type is on offer, by its name; an empty name for none."""
 
 
 def sorts_of(offers: Iterable[Offer]) -> Sorts:
@@ -31,11 +31,11 @@ def sorts_of(offers: Iterable[Offer]) -> Sorts:
 
 
 def identified(device: DeviceProfile, sorts: Sorts) -> tuple[str, str]:
-    """Return the type and the accelerator of a device that was measured.
+    """Return the type and the accelerator of a measured device.
 
-    A type with only one accelerator is known by its name. Else the device's own name tells, such as
-    ``Tesla T4``, or the accelerator behind the type's, as in ``n1-standard-8+T4`` or
-    ``n1-standard-8+none``. Raises a `ConfigError` where it could be several.
+    A type with only one accelerator is identified by its name. Otherwise the device's own name
+    decides, such as ``Tesla T4``, or the accelerator after the type's name, as in
+    ``n1-standard-8+T4`` or ``n1-standard-8+none``. Raises a `ConfigError` if it is ambiguous.
 
     >>> sorts = {"n1-standard-8": frozenset({"", "T4"})}
     >>> points = ({"samples": 8, "step_s": 0.1},)
@@ -66,21 +66,21 @@ def _parts(name: str) -> set[str]:
 
 def _ambiguous(device: DeviceProfile, there: Iterable[str]) -> str:
     names = [f"{device.type}+{one or NO_ACCELERATOR}" for one in sorted(there)]
-    ran = f"ran on {device.device}" if device.device else "does not say on which device it ran"
+    ran = f"ran on {device.device}" if device.device else "does not name its device"
     return (
-        f"{device.type} is on offer with different accelerators, and what was measured {ran}; call "
+        f"{device.type} is on offer with different accelerators, and the profile {ran}; name "
         f"it {', '.join(names[:-1])} or {names[-1]} (evenstride profile --type, or --as), or give "
-        "a --catalog in which the type is there with one of them only"
+        "a --catalog that has the type with only one of them"
     )
 
 
-_MOST_NAMED = 5  # spot machines in a refusal
-_LEAST_MEMORY = 0.5  # of that of the measured type
+_MOST_NAMED = 5  # spot machines in an error
+_LEAST_MEMORY = 0.5  # as a fraction of that of the measured type
 
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """A type that was measured: its curve, memory, and hardware if the catalogue has it."""
+    """A measured type: its curve, memory, and hardware if the catalogue has it."""
 
     device: DeviceProfile
     type: str
@@ -91,12 +91,12 @@ class _Known:
 
 @dataclass(frozen=True, slots=True)
 class Rentable:
-    """What a catalogue comes to for a workload."""
+    """The machines of a catalogue for a workload."""
 
-    kinds: tuple[Kind, ...]  # that can be planned with
-    unknown: tuple[str, ...]  # types of which nothing can be said
+    kinds: tuple[Kind, ...]  # usable in a plan
+    unknown: tuple[str, ...]  # types without a forecast
     measured: tuple[str, ...]  # types of the catalogue that were measured
-    # Of these, types with an accelerator whose steps a processor computed
+    # Measured types with an accelerator whose steps a processor computed
     pretended: tuple[str, ...] = ()
 
 
@@ -110,21 +110,21 @@ def rentable(
     known_offers: Iterable[Offer] = (),
     force: bool = False,
 ) -> Rentable:
-    """Return the kinds of machines that offers and measured devices make, with prices of a day.
+    """Return the kinds of machines from offers and measured devices, with prices of a day.
 
-    A measured type is taken as measured. With ``transfer``, another one is carried over from the
-    measured one whose hardware is nearest, of the same kind (accelerators from accelerators, see
-    `transferred`), but none with a part of an accelerator. ``known_offers`` tell what hardware the
-    measured types have. ``force`` takes steps that a processor computed as the accelerator's.
+    A measured type uses its measurements. With ``transfer``, another one is estimated from the
+    measured one with the nearest hardware, of the same kind (accelerators from accelerators, see
+    `transferred`), but never for a fraction of an accelerator. ``known_offers`` give the hardware
+    of the measured types. ``force`` accepts steps that a processor computed as the accelerator's.
 
     Raises:
-        ConfigError: a measured type is on offer with several accelerators, and it is not known with
-            which it was measured; or it has one, and a processor computed its steps.
+        ConfigError: a measured type is on offer with several accelerators, and it is not known
+            which one was measured; or it has one, but a processor computed its steps.
     """
     all_offers = list(offers)
-    told = (*known_offers, *all_offers)
-    sorts = sorts_of(told)
-    hardware = {(one.instance_type, one.accelerator): power(one) for one in told}
+    every = (*known_offers, *all_offers)
+    sorts = sorts_of(every)
+    hardware = {(one.instance_type, one.accelerator): power(one) for one in every}
     own = [(device, *identified(device, sorts)) for device in devices]
     known = [
         _Known(device, of, fitted(device.points), hardware.get((of, with_)), with_)
@@ -133,7 +133,7 @@ def rentable(
     pretended = tuple(one.device.type for one in known if _pretends(one))
     if pretended and not force:
         raise ConfigError(_by_a_processor(next(one for one in known if _pretends(one))))
-    several = _several(told)
+    several = _several(every)
     kinds, unknown = list[Kind](), dict[str, None]()
     for offer in all_offers:
         found = _curve(offer, known, transfer=transfer)
@@ -141,7 +141,7 @@ def rentable(
             unknown[offer.instance_type] = None
             continue
         named = offer.instance_type in several
-        kinds += _kinds(offer, *found, on, spot=spot, told_apart=named)
+        kinds += _kinds(offer, *found, on, spot=spot, distinguished=named)
     types = {one.device.type for one in known if (one.type, one.accelerator) in hardware}
     return Rentable(tuple(kinds), tuple(unknown), tuple(sorted(types)), pretended)
 
@@ -152,31 +152,31 @@ def _pretends(one: _Known) -> bool:
 
 def _by_a_processor(one: _Known) -> str:
     return (
-        f"{one.device.type} has the accelerator {one.accelerator}, and what was measured as its "
-        "steps was computed by a processor: the script's model is not on a CUDA device. So nothing "
-        "is known of steps on that accelerator, and it would stay idle. Move model and batches to "
-        'the device in the script (.to("cuda")) and measure again there, or call the machine what '
-        "it is (evenstride profile --type, or --as). --force plans as if the accelerator had taken "
-        "these times, which is for trying things out"
+        f"{one.device.type} has the accelerator {one.accelerator}, but a CPU computed the measured "
+        "steps: the script's model is not on a CUDA device. So the step time on that accelerator "
+        "is not known, and the accelerator would stay idle. Move model and batches to the device "
+        'in the script (.to("cuda")) and measure again there, or give the correct type of the '
+        "machine (evenstride profile --type, or --as). --force plans as if the accelerator had "
+        "these times, which is only for experiments"
     )
 
 
 def accelerators_of(offer: Offer) -> str:
-    """Return an offer's accelerators such as ``T4:2``; empty without any, or with a part of one."""
+    """Return an offer's accelerators such as ``T4:2``; empty without any, or for a fraction."""
     count = offer.accelerators
     whole = bool(offer.accelerator) and count >= 1 and float(count).is_integer()
     return f"{offer.accelerator}:{int(count)}" if whole else ""
 
 
 def _several(offers: Iterable[Offer]) -> set[str]:
-    """Return the types whose name leaves open which accelerators they have."""
+    """Return the types whose name does not determine their accelerators."""
     each = {(offer.instance_type, accelerators_of(offer)) for offer in offers}
     count = Counter(name for name, _ in each)
     return {name for name, times in count.items() if times > 1}
 
 
 def _curve(offer: Offer, known: list[_Known], *, transfer: bool) -> tuple[Curve, int | None] | None:
-    """Return one worker's curve and the samples that fit it, if anything is known."""
+    """Return one worker's curve and the samples that fit it; ``None`` if not known."""
     for one in known:
         if (one.type, one.accelerator) == (offer.instance_type, offer.accelerator):
             return one.curve, one.device.most_samples
@@ -198,11 +198,11 @@ def _curve(offer: Offer, known: list[_Known], *, transfer: bool) -> tuple[Curve,
 
 
 def _room(known: _Known, hardware: Power) -> int | None:
-    """Return the samples that fit hardware that was not measured; 0 if nobody knows.
+    """Return the samples that fit hardware that was not measured; 0 if not known.
 
-    A limit that was met is carried over in proportion to memory. Where none was met, the measured
-    sizes are known to fit, and less memory fits less; with less than half, the model itself may
-    not.
+    A measured memory limit is scaled in proportion to memory. Without one, the measured
+    sizes are known to fit, and less memory fits less. With less than half, the model itself may
+    not fit.
     """
     device, own = known.device, _of(known)
     if not own.gib or not hardware.gib:
@@ -217,12 +217,12 @@ def _room(known: _Known, hardware: Power) -> int | None:
 
 
 def _of(known: _Known) -> Power:
-    assert known.power is not None, "only those with known hardware are carried over"
+    assert known.power is not None, "only types with known hardware are used for estimates"
     return known.power
 
 
 def _kinds(
-    offer: Offer, curve: Curve, most: int | None, on: date, *, spot: bool, told_apart: bool
+    offer: Offer, curve: Curve, most: int | None, on: date, *, spot: bool, distinguished: bool
 ) -> Iterator[Kind]:
     kind = Kind(
         type=offer.instance_type,
@@ -232,7 +232,7 @@ def _kinds(
         usd_per_h=price_interval(offer, on),
         most_samples=most,
         accelerators=accelerators_of(offer),
-        told_apart=told_apart,
+        distinguished=distinguished,
     )
     yield kind
     if spot and offer.spot_usd_per_h is not None:
@@ -244,16 +244,16 @@ def _kinds(
 
 
 def with_recorded(kinds: Sequence[Kind], known: Mapping[str, PreemptionRate]) -> tuple[Kind, ...]:
-    """Return kinds with what was recorded of those that may be taken away; "" is for all types."""
+    """Return the kinds with recorded rates of the spot ones; "" stands for all types."""
     there = sorted({kind.type for kind in kinds if kind.spot})
     for name in known:
         if name and name not in there:
-            told = ", ".join(there[:_MOST_NAMED]) + (
+            available = ", ".join(there[:_MOST_NAMED]) + (
                 " and more" if len(there) > _MOST_NAMED else ""
             )
             raise ConfigError(
-                f"losses of {name} were recorded, which is not among the spot machines that can be "
-                f"planned with ({told or 'there are none'}); name one of them after the file"
+                f"preemptions of {name} were recorded, but it is not among the spot machines of "
+                f"the plan ({available or 'none'}); name one of them after the file"
             )
     return tuple(
         replace(kind, transience=known.get(kind.type, known.get("", kind.transience)))

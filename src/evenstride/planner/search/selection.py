@@ -1,6 +1,6 @@
-"""Choose among clusters by time, cost, or the knee where more money stops buying time.
+"""Choose among clusters by time, cost, or the knee, beyond which more money saves little time.
 
-`ParetoFront` holds those that no other beats, and says what one that was not judged could gain.
+`ParetoFront` holds those that no other beats, and the possible gain of an unevaluated one.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from evenstride.errors import ConfigError
 
 
 class Objective(StrEnum):
-    """What a choice is to be best in."""
+    """The objective of a choice."""
 
     TIME = "time"
     COST = "cost"
@@ -31,20 +31,20 @@ class Objective(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Wishes:
-    """What a choice must keep to."""
+    """The requirements of a choice."""
 
-    # What it is to be best in; ``None`` for cost where a deadline is given, time where a budget is,
-    # and else the knee
+    # Objective; ``None`` for cost with a deadline, for time with a budget, and otherwise for the
+    # knee.
     objective: Objective | None = None
-    deadline_s: float = inf  # for the whole training; infinite for none
-    budget_usd: float = inf  # likewise
-    # Probability with which deadline and budget are to be kept, and at which times and costs are
-    # compared; one half (the expected case) or more, below 1
+    deadline_s: float = inf  # for the whole training; infinite for none.
+    budget_usd: float = inf  # likewise.
+    # Probability with which deadline and budget must hold, and at which times and costs are
+    # compared; one half (the expected case) or more, below 1.
     confidence: float = 0.5
 
     @property
     def aim(self) -> Objective:
-        """The objective, chosen by the limits where none is given."""
+        """The objective, derived from the limits if it is not given."""
         if self.objective is not None:
             return self.objective
         if self.deadline_s < inf:
@@ -53,7 +53,7 @@ class Wishes:
 
 
 class Outlook(Protocol):
-    """What there is to choose from; both figures are of the whole training, with 95 % intervals."""
+    """One alternative; both values are of the whole training, with 95 % intervals."""
 
     @property
     def name(self) -> str: ...
@@ -75,12 +75,12 @@ class ChosenCluster(Generic[_Outlook]):
 
 
 class NothingFits(ConfigError):
-    """No cluster keeps to the limits; the message says which binds, and how far to relax it."""
+    """No cluster is within the limits; the message names the limit, and how far to relax it."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Judged(Generic[_Outlook]):
-    """An outlook with its figures at the confidence that is wished for."""
+    """An outlook with its values at the requested confidence."""
 
     outlook: _Outlook
     time_s: float
@@ -91,12 +91,12 @@ def choose(outlooks: Sequence[_Outlook], wishes: Wishes) -> ChosenCluster[_Outlo
     """Return the best of some outlooks.
 
     Raises:
-        NothingFits: none keeps to the limits, or there is none at all.
+        NothingFits: no outlook is within the limits, or the list is empty.
     """
     if not outlooks:
         raise NothingFits(
-            "no cluster can train this: no batch fits the memory of so few machines, or is as "
-            "large as their number; allow more machines, other types or other batches"
+            "no cluster can train this: each batch exceeds the memory of the allowed machines, or "
+            "has fewer samples than workers; allow more machines, other types or other batches"
         )
     judged = [_Judged(one, *_figures(one, wishes.confidence)) for one in outlooks]
     fitting = [o for o in judged if o.time_s <= wishes.deadline_s and o.usd <= wishes.budget_usd]
@@ -105,14 +105,14 @@ def choose(outlooks: Sequence[_Outlook], wishes: Wishes) -> ChosenCluster[_Outlo
     within = _limits(wishes)
     match wishes.aim:
         case Objective.TIME:
-            return ChosenCluster(min(fitting, key=_BY_TIME).outlook, f"the quickest{within}")
+            return ChosenCluster(min(fitting, key=_BY_TIME).outlook, f"the fastest{within}")
         case Objective.COST:
             return ChosenCluster(min(fitting, key=_BY_COST).outlook, f"the cheapest{within}")
     # At the end of the intervals other clusters may be beaten than in expectation.
     best = ParetoFront.of((one.outlook for one in fitting), wishes)
     at = knee(best.time_s.tolist(), best.usd.tolist())
     return ChosenCluster(
-        best.outlooks[at], f"the knee of time and cost{within}: beyond it, money buys less time"
+        best.outlooks[at], f"the knee of time and cost{within}: beyond it, money saves less time"
     )
 
 
@@ -120,10 +120,10 @@ _BY_TIME, _BY_COST = attrgetter("time_s"), attrgetter("usd")
 
 
 def at_most(one: Interval, confidence: float) -> float:
-    """Return what a figure is at most, with a probability between 0 and 1.
+    """Return the upper limit of a value at a probability between 0 and 1.
 
-    Its logarithm is taken to be normal, on either side of the expected figure by that side's half
-    of its 95 % interval.
+    Its logarithm is assumed to be normal, on either side of the expected value, with that side's
+    half of its 95 % interval.
 
     >>> round(at_most(Interval(100.0, 80.0, 125.0), 0.975), 6)
     125.0
@@ -139,15 +139,15 @@ def at_most(one: Interval, confidence: float) -> float:
 
 
 def knee(times_s: Sequence[float], usd: Sequence[float]) -> int:
-    """Return which point of a frontier is its knee; the middle of two is the cheaper one.
+    """Return the index of a frontier's knee; of two points it is the cheaper one.
 
     Raises a `ConfigError` if kneed is not installed.
 
     Source:
-        Kneedle: Satopaa et al., "Finding a 'Kneedle' in a Haystack", ICDCS workshops 2011, as the
-        package kneed has it. Where it finds none (fewer than three points, or a straight line), the
-        point furthest below the line between the ends is taken, both axes from 0 to 1; of equals,
-        the cheapest.
+        Kneedle: Satopaa et al., "Finding a 'Kneedle' in a Haystack", ICDCS workshops 2011, as in
+        the package kneed. If it finds no knee (fewer than three points, or a straight line), the
+        result is the point furthest below the line between the ends, with both axes from 0 to 1; of
+        equals, the cheapest.
     """
     if len(times_s) > 2 and (found := _kneedle(times_s, usd)) is not None:
         return found
@@ -164,7 +164,7 @@ def _kneedle(times_s: Sequence[float], usd: Sequence[float]) -> int | None:
         from kneed import KneeLocator
     except ImportError:
         raise ConfigError(
-            "the knee is found by the package kneed, which is not installed; run pip install "
+            "the knee requires the package kneed, which is not installed; run pip install "
             "'evenstride[plan]', or give --objective time or cost"
         ) from None
     located = KneeLocator(list(times_s), list(usd), curve="convex", direction="decreasing")
@@ -189,27 +189,27 @@ def _binding(judged: Sequence[_Judged[_Outlook]], wishes: Wishes) -> str:
     quickest, cheapest = min(judged, key=_BY_TIME), min(judged, key=_BY_COST)
     soonest_s, least_usd = quickest.time_s, cheapest.usd
     if soonest_s > wishes.deadline_s:
-        told = (
-            f"no cluster ends within {length(wishes.deadline_s)}{_sure(wishes)}: the quickest, "
+        text = (
+            f"no cluster ends within {length(wishes.deadline_s)}{_sure(wishes)}: the fastest, "
             f"{quickest.outlook.name}, takes {length(soonest_s)}; raise --deadline to "
             f"{_to(soonest_s)}"
         )
-        return told + _also(judged, quickest, wishes.budget_usd) + ", or allow more machines"
+        return text + _also(judged, quickest, wishes.budget_usd) + ", or allow more machines"
     if least_usd > wishes.budget_usd:
-        told = (
+        text = (
             f"no cluster costs at most {wishes.budget_usd:.4g} USD{_sure(wishes)}: the cheapest, "
             f"{cheapest.outlook.name}, costs {least_usd:.4g}; raise --budget to {_up(least_usd)}"
         )
         needs_s = cheapest.time_s
         if needs_s > wishes.deadline_s:
-            told += f" and, as it takes {length(needs_s)}, --deadline to {_to(needs_s)}"
-        return told + ", or allow spot machines"
+            text += f" and, as it takes {length(needs_s)}, --deadline to {_to(needs_s)}"
+        return text + ", or allow spot machines"
     soon = min((o for o in judged if o.time_s <= wishes.deadline_s), key=_BY_COST)
     cheap = min((o for o in judged if o.usd <= wishes.budget_usd), key=_BY_TIME)
     return (
-        f"no cluster keeps both limits{_sure(wishes)}: within {length(wishes.deadline_s)} the "
+        f"no cluster is within both limits{_sure(wishes)}: within {length(wishes.deadline_s)} the "
         f"cheapest costs {soon.usd:.4g} USD (raise --budget to {_up(soon.usd)}), and for "
-        f"{wishes.budget_usd:.4g} USD the quickest takes {length(cheap.time_s)} (raise --deadline "
+        f"{wishes.budget_usd:.4g} USD the fastest takes {length(cheap.time_s)} (raise --deadline "
         f"to {_to(cheap.time_s)})"
     )
 
@@ -217,18 +217,18 @@ def _binding(judged: Sequence[_Judged[_Outlook]], wishes: Wishes) -> str:
 def _also(
     judged: Sequence[_Judged[_Outlook]], quickest: _Judged[_Outlook], budget_usd: float
 ) -> str:
-    """Return what a deadline that the quickest keeps needs of the budget; empty if nothing."""
+    """Return the budget that the fastest cluster needs as well; empty if the budget is enough."""
     if quickest.usd <= budget_usd:
         return ""
     more = f" and, as that costs {quickest.usd:.4g} USD, --budget to {_up(quickest.usd)}"
     within = [one.time_s for one in judged if one.usd <= budget_usd]
     if not within:
         return more
-    return f"{more}; or --deadline to {_to(min(within))}, which the budget is enough for"
+    return f"{more}; or --deadline to {_to(min(within))}, for which the budget is enough"
 
 
 def length(seconds: float) -> str:
-    """Return a length of time as people read it, with three digits.
+    """Return a duration as text, with three digits.
 
     >>> length(0.5), length(90.0), length(5400.0)
     ('0.5 s', '1.5 min', '1.5 h')
@@ -240,7 +240,7 @@ def length(seconds: float) -> str:
 
 
 def _to(seconds: float) -> str:
-    """Return a time as an option takes it, rounded up so that it is enough."""
+    """Return a duration in the form of an option, rounded up so that it is enough."""
     each_s, unit = next((s, u) for s, u in ((3600.0, "h"), (60.0, "m"), (0.0, "s")) if seconds >= s)
     return f"{_up(seconds / (each_s or 1.0))}{unit}"
 
@@ -248,21 +248,21 @@ def _to(seconds: float) -> str:
 def _up(amount: float) -> str:
     """Return an amount with three digits, rounded up so that it is enough."""
     unit = 10.0 ** (floor(log10(amount)) - 2)
-    for more in (0, 1):  # the nearest may be too little by rounding
+    for more in (0, 1):  # rounding may make the nearest too small
         rounded = (ceil(amount / unit - 1e-9) + more) * unit
-        told = f"{rounded:.0f}" if rounded >= 1000 else f"{rounded:.3g}"
-        if float(told) >= amount:
+        text = f"{rounded:.0f}" if rounded >= 1000 else f"{rounded:.3g}"
+        if float(text) >= amount:
             break
-    return told
+    return text
 
 
 EQUAL = 1e-8
-"""By which figures that are equal may differ, in proportion: rounding of numbers."""
+"""Relative difference of equal values, due to rounding of numbers."""
 _VERY_MUCH = 1e200
 
 
 def frontier(outlooks: Iterable[_Outlook], confidence: float = 0.5) -> tuple[_Outlook, ...]:
-    """Return the outlooks that no other beats in time and cost, the quickest first."""
+    """Return the outlooks that no other beats in time and cost, the fastest first."""
     figures = [(*_figures(one, confidence), one) for one in outlooks]
     kept, least = list[_Outlook](), inf
     for time_s, usd, one in sorted(figures, key=lambda figure: figure[:2]):
@@ -278,10 +278,10 @@ def _figures(one: Outlook, confidence: float) -> tuple[float, float]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ParetoFront(Generic[_Outlook]):
-    """A frontier, and what it leaves to gain."""
+    """A frontier, and the possible gains over it."""
 
-    wishes: Wishes  # at whose confidence times and costs are compared
-    outlooks: tuple[_Outlook, ...]  # that none of them beats, the quickest first
+    wishes: Wishes  # with the confidence at which times and costs are compared
+    outlooks: tuple[_Outlook, ...]  # not beaten by any other, the fastest first
     time_s: FloatArray  # of each, rising
     usd: FloatArray  # falling
 
@@ -295,26 +295,26 @@ class ParetoFront(Generic[_Outlook]):
         return ParetoFront.of((*self.outlooks, *outlooks), self.wishes)
 
     def beaten(self, time_s: FloatArray, usd: FloatArray) -> npt.NDArray[np.bool_]:
-        """Return for which points one of these is neither slower nor dearer."""
+        """Return which points one of these beats or equals in both time and cost."""
         found: npt.NDArray[np.bool_] = usd >= self.least_usd(time_s)
         return found
 
     def least_usd(self, time_s: FloatArray) -> FloatArray:
-        """Return what the cheapest of these costs that is not slower; very much if all are."""
+        """Return the cost of the cheapest of these that is not slower; huge if all are slower."""
         quicker = np.searchsorted(self.time_s, time_s, side="right")
         return np.asarray(np.concatenate([[_VERY_MUCH], self.usd])[quicker])
 
     def gains(self, time_s: FloatArray, usd: FloatArray) -> FloatArray:
-        """Return by how much each of some points beats all of these, in proportion, ``(n,)``.
+        """Return by how much each of some points beats all of these, as a fraction, ``(n,)``.
 
-        That is the least factor by which its time and cost would both have to be multiplied for one
-        of these to be neither slower nor dearer, less 1. It is 0 if one is already, or a figure is
-        infinite.
+        It is the least factor, minus 1, by which its time and cost would both have to grow until
+        one of these is neither slower nor more expensive. It is 0 if one is already, or if a value
+        is infinite.
         """
         finite = np.isfinite(time_s) & np.isfinite(usd)
         if not len(self.time_s):
             return np.where(finite, inf, 0.0)
-        # Of these, times rise and costs fall: the larger factor is least where both are equal.
+        # Times rise and costs fall here: the larger factor is least where both are equal.
         with np.errstate(invalid="ignore"):
             mine, other = self.time_s / self.usd, time_s / usd
         right = np.minimum(np.searchsorted(mine, other), len(mine) - 1)
@@ -324,10 +324,10 @@ class ParetoFront(Generic[_Outlook]):
         return np.where(finite & (found > EQUAL), found, 0.0)
 
     def aimed_gains(self, time_s: FloatArray, usd: FloatArray) -> FloatArray:
-        """Return by how much each of some points is better than the best, as it is wished.
+        """Return by how much each of some points is better than the best, by the objective.
 
-        Those beyond the limits gain nothing. Where none of these keeps to the limits, others that
-        do gain without limit.
+        Points beyond the limits have no gain. If none of these is within the limits, a point that
+        is has an infinite gain.
         """
         wishes, keeps = self.wishes, self._keeps(time_s, usd)
         keeps &= np.isfinite(time_s) & np.isfinite(usd)
@@ -341,7 +341,7 @@ class ParetoFront(Generic[_Outlook]):
         return np.where(keeps & (found > EQUAL), found, 0.0)
 
     def order(self, time_s: FloatArray, usd: FloatArray, gains: FloatArray) -> IntArray:
-        """Return the points that gain something, those that may be best first."""
+        """Return the points with a gain, the possibly best ones first."""
         aim = {Objective.TIME: time_s, Objective.COST: usd}.get(self.wishes.aim, -gains)
         some = np.flatnonzero(gains > 0.0)
         return np.asarray(some[np.lexsort((usd[some], aim[some], -gains[some]))])

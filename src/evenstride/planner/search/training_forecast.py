@@ -1,6 +1,6 @@
-"""What a cluster would take for a whole training, and between what that may lie.
+"""The time and cost of a whole training run on a cluster, with their intervals.
 
-`Kind` is a type of machine to rent, `ClusterChoice` a number of each, `outlook` what it comes to.
+`Kind` is a type of machine to rent, `ClusterChoice` a number of each, `outlook` their forecast.
 """
 
 from __future__ import annotations
@@ -24,28 +24,28 @@ from evenstride.planner.workload.workload_profile import Links
 from evenstride.sim.engine.network import ParameterServers, Ring
 
 UNKNOWN_LINKS = 0.5
-"""By which an assumed link may be off, in the logarithm: a factor of 2.7 (95 %)."""
+"""Error of an assumed link, in the logarithm: a factor of 2.7 (95 %)."""
 
 USUAL_SAVES = SaveCosts(save_s=2.0, restart_s=(120.0,))
-"""Assumed where nothing is known: how long one waits for another machine differs most."""
+"""Default if nothing is known; the waiting time for a replacement machine varies most."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
     """One type of machine in one place, on demand or as spot."""
 
-    type: str  # as the catalogue names it
+    type: str  # as the catalogue names it.
     # Cloud, region and zone, between which links are known; machines of one cluster are in one
-    # place
+    # place.
     place: str
-    workers: int  # of a machine, at least 1: its accelerators, or one
-    curve: Curve  # of one worker
-    usd_per_h: Interval  # price of a machine
-    most_samples: int | None = None  # that fit into a worker's memory; ``None`` for no limit
-    transience: PreemptionRate | None = None  # how soon machines are taken away; ``None`` on demand
-    # Of a machine, such as ``T4:2``; empty without any, or with a part of one
+    workers: int  # of a machine, at least 1: its accelerators, or one.
+    curve: Curve  # of one worker.
+    usd_per_h: Interval  # price of a machine.
+    most_samples: int | None = None  # that fit into a worker's memory; ``None`` for no limit.
+    transience: PreemptionRate | None = None  # rate of preemptions; ``None`` on demand.
+    # Of a machine, such as ``T4:2``; empty without any, or for a fraction of one.
     accelerators: str = ""
-    told_apart: bool = False  # whether the name needs them: the type is on offer with others, too
+    distinguished: bool = False  # whether the name includes these accelerators.
 
     @property
     def spot(self) -> bool:
@@ -54,7 +54,7 @@ class Kind:
     @property
     def name(self) -> str:
         """Its type, with its accelerators where needed, and whether it is spot."""
-        own = f"{self.type}+{self.accelerators or 'none'}" if self.told_apart else self.type
+        own = f"{self.type}+{self.accelerators or 'none'}" if self.distinguished else self.type
         return f"{own} spot" if self.spot else own
 
     def machines(self, count: int) -> Workers:
@@ -71,10 +71,10 @@ def by_place(kinds: Iterable[Kind]) -> dict[str, list[Kind]]:
 def undominated(kinds: Sequence[Kind], *, ends: bool = False) -> list[Kind]:
     """Return the kinds of a place without those that another one beats in everything.
 
-    Beaten is who has as many workers, on demand or spot alike, and is neither quicker, nor cheaper,
-    nor larger, nor longer there. Putting the better kind in its place, machine by machine, makes no
-    cluster slower or dearer, but for rounding of shares; so no best cluster is lost. Of equals, the
-    first by name stays. Takes ``O(n log n + n * kept)``.
+    A kind is beaten by one with as many workers, both on demand or both spot, that is at least as
+    fast, cheap, large and durable. Replacing it machine by machine makes no cluster slower or more
+    expensive, except for rounding of shares. So no best cluster is lost. Of equals, the first by
+    name stays. Takes ``O(n log n + n * kept)``.
     """
     kept: list[Kind] = []
     for kind in sorted(kinds, key=lambda k: (k.usd_per_h.value, k.curve.per_sample_s, k.type)):
@@ -98,7 +98,7 @@ def _beats(one: Kind, other: Kind) -> bool:
 
 
 def _surer(one: Kind, other: Kind) -> bool:
-    """Return whether one kind's times and price are known as well as another's, or better."""
+    """Return whether one kind's times and price are known at least as well as another's."""
     return (
         one.curve.error <= other.curve.error
         and all(a <= b for a, b in zip(one.curve.spread, other.curve.spread, strict=True))
@@ -111,9 +111,9 @@ def _memory_room(kind: Kind) -> float:
 
 
 def _lost_less(one: PreemptionRate | None, other: PreemptionRate | None) -> bool:
-    """Return whether at no level of luck one is taken away more often than the other.
+    """Return whether one is preempted at most as often as the other at every quantile.
 
-    Where recorded waits differ, neither is: a cluster's waits are of all its kinds together.
+    With different recorded waiting times, the answer is no, because they apply to a whole cluster.
     """
     if one is None or other is None:
         return True  # both are on demand then
@@ -123,22 +123,22 @@ def _lost_less(one: PreemptionRate | None, other: PreemptionRate | None) -> bool
 
 @dataclass(frozen=True, slots=True)
 class TrainingTask:
-    """What is to be trained."""
+    """The training run to plan."""
 
     samples: int  # of an epoch
     epochs: Epochs  # by batch
-    gradient_bytes: float  # that a worker sends in a step
+    gradient_bytes: float  # sent by a worker in a step
     links: Links | None = None  # between workers, as measured; ``None`` if they were not
-    saves: SaveCosts = USUAL_SAVES  # what saves and restarts take, where machines are taken away
+    saves: SaveCosts = USUAL_SAVES  # times of saves and restarts, for spot machines.
     servers: int = 0  # parameter servers on the workers' machines; 0 for an all-reduce
-    # Of an epoch beside its steps, such as evaluation; the same on all machines
+    # Time of an epoch beyond its steps, such as evaluation; the same on all machines.
     beside_s: float = 0.0
 
     @property
     def ring(self) -> Reduces:
         """The all-reduce, or the parameter servers in its place.
 
-        Over links that were not measured, 0.1 ms and 10 Gbit/s are assumed.
+        For links that were not measured, it assumes 0.1 ms and 10 Gbit/s.
         """
         latency_s, bytes_per_s = 1e-4, 1.25e9
         if self.links is not None:
@@ -149,7 +149,7 @@ class TrainingTask:
 
 @dataclass(frozen=True, slots=True)
 class ClusterChoice:
-    """A cluster, and the batch it trains."""
+    """A cluster and its batch."""
 
     kinds: tuple[Kind, ...]  # of its machines, at least one
     counts: tuple[int, ...]  # machines of each kind
@@ -180,14 +180,14 @@ class ClusterChoice:
 
 @dataclass(frozen=True, slots=True)
 class TrainingForecast:
-    """What a choice comes to."""
+    """The forecast of a choice."""
 
     choice: ClusterChoice  # cluster and batch
-    step: StepEstimate  # that it takes
+    step: StepEstimate  # one step
     time_s: Interval  # of the whole training, with a 95 % interval
     cost_usd: Interval  # the same
-    stretch: float  # factor that losses of machines make it longer by; in ``time_s`` already
-    epochs: Interval  # that it trains at its batch; in ``time_s`` already
+    stretch: float  # factor of the time due to preemptions; contained in ``time_s``
+    epochs: Interval  # at its batch; contained in ``time_s``
 
     @property
     def name(self) -> str:
@@ -197,11 +197,11 @@ class TrainingForecast:
 def outlook(
     choice: ClusterChoice, task: TrainingTask, step: StepEstimate | None = None
 ) -> TrainingForecast | None:
-    """Return what a choice comes to; ``None`` if its epochs are not known, or it may never end.
+    """Return the forecast of a choice; ``None`` if its epochs are not known, or it may never end.
 
-    The errors of epochs, step, losses and price are taken as independent, in proportion. That of
-    the step is the worst of its kinds: balanced workers all wait for the one that was judged too
-    quick.
+    The relative errors of epochs, step, preemptions and price count as independent. That of
+    the step is the worst of its kinds: balanced workers all wait for the one whose speed was
+    overestimated.
 
     Raises:
         InfeasibleShares: its batch does not fit.
@@ -211,7 +211,7 @@ def outlook(
         return None
     both = list(zip(choice.kinds, choice.counts, strict=True))
     step = step or exact_step([kind.machines(n) for kind, n in both], choice.batch, task.ring)
-    # As many steps as the whole batches of an epoch, and one for the tail.
+    # As many steps as an epoch has whole batches, and one for the tail.
     each_s = -(-task.samples // choice.batch) * step.time_s + task.beside_s
     useful = _scaled(epochs, each_s)
     stretch = _stretch(choice, useful.value, task.saves)
@@ -229,7 +229,7 @@ def outlook(
 
 
 def _stretch(choice: ClusterChoice, useful_s: float, saves: SaveCosts) -> Interval | None:
-    """Return how many times as long losses make it; ``None`` if that has no end."""
+    """Return the factor of the time due to preemptions; ``None`` if it is unbounded."""
     spot = [
         (kind.transience, n)
         for kind, n in zip(choice.kinds, choice.counts, strict=True)
@@ -243,7 +243,7 @@ def _stretch(choice: ClusterChoice, useful_s: float, saves: SaveCosts) -> Interv
     found = _slowdown(spot[0][0], tuple(rates), useful_s, saves.waiting(kind for kind, _ in spot))
     if not found.high < inf or not found.value < inf:
         return None
-    # With rare losses the mean lies above what nearly all runs take.
+    # With rare preemptions the mean is above the time of nearly all runs.
     return Interval(found.value, min(found.low, found.value), max(found.high, found.value))
 
 
@@ -251,14 +251,14 @@ def _stretch(choice: ClusterChoice, useful_s: float, saves: SaveCosts) -> Interv
 def _slowdown(
     one: PreemptionRate, rates: tuple[float, ...], useful_s: float, saves: SaveCosts
 ) -> Interval:
-    """Return what losses cost at the rates of all machines; the same in many places."""
+    """Return the slow-down at the rates of all machines; cached, as many places share it."""
     return slowdown(replace(one, rates_per_s=rates), 1, useful_s, saves, level=0.95)
 
 
 def product(*factors: Interval) -> Interval:
-    """Return the product of independent figures, each with its 95 % interval.
+    """Return the product of independent values, each with its 95 % interval.
 
-    Halves of the intervals add up as squares, in the logarithm and on either side.
+    Half-widths of the intervals add up as squares, in the logarithm and on either side.
 
     >>> product(Interval(2.0, 1.0, 4.0), Interval(3.0, 3.0, 3.0))
     Interval(value=6.0, low=3.0, high=12.0)
@@ -272,7 +272,7 @@ def product(*factors: Interval) -> Interval:
 
 
 def step_error(kinds: Sequence[Kind], step: StepEstimate) -> float:
-    """Return the deviation of a step's compute time, as a part: that of the least sure kind."""
+    """Return the relative deviation of a step's compute time: that of the least certain kind."""
     both = zip(kinds, step.shares, strict=True)
     return max(kind.curve.error_at(share) for kind, share in both)
 
@@ -284,9 +284,9 @@ def _step_part(both: Sequence[tuple[Kind, int]], step: StepEstimate, *, known: b
 
 
 def _least_part(both: Sequence[tuple[Kind, int]], step: StepEstimate, *, known: bool) -> float:
-    """Return which part of a step it takes at least, however little is known of the workers.
+    """Return a lower bound of a step relative to its estimate, at any uncertainty of the workers.
 
-    Communication takes its time, and no worker is quicker than with fewer samples.
+    Communication takes its time, and no worker is faster than with fewer samples.
     """
     shares = zip(both, step.shares, strict=True)
     compute_s = max(kind.curve.least_s(share) for (kind, _), share in shares)

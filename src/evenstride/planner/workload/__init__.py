@@ -1,4 +1,4 @@
-"""What is known of the training that is planned: step times, links, epochs to the target.
+"""Knowledge about the training run to plan: step times, links, epochs to the target.
 
-Start with `workload_profile`; `from_trace` fills it from a run's trace.
+Start with `workload_profile`; `from_trace` creates it from a run's trace.
 """

@@ -1,4 +1,4 @@
-"""How many epochs a training takes at a batch, from whatever is known of it."""
+"""The number of epochs that training takes at a batch, from the available data."""
 
 from __future__ import annotations
 
@@ -14,42 +14,42 @@ from evenstride.core.gradients.noise_scale import Z95, Interval
 from evenstride.errors import ConfigError
 from evenstride.planner.workload.workload_profile import Noise, WorkloadProfile
 
-_ASSUMED = 1.25  # by which one training may differ from a law that goes through all of them
-# Deviation of one training from the next, as a part, even where a few happen to agree; assumed.
+_ASSUMED = 1.25  # assumed deviation of one run from a law that fits all runs exactly
+# Relative deviation between runs, even if a few happen to agree; assumed.
 _LEAST_SCATTER = 0.05
-_MANY = 10**6  # degrees of freedom of what is assumed
+_MANY = 10**6  # degrees of freedom of assumed values
 
 
 class Epochs(Protocol):
-    """Epochs by batch; ``why`` is one sentence on where they come from."""
+    """Epochs by batch; ``why`` is one sentence on their source."""
 
     @property
     def why(self) -> str: ...
 
     def at(self, batch: int) -> Interval | None:
-        """Return the epochs at a batch with a 95 % interval; ``None`` if nothing is known."""
+        """Return the epochs at a batch with a 95 % interval; ``None`` if not known."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredEpochs:
-    """From trainings that reached the target, at two batches or more."""
+    """From runs that reached the target, at two batches or more."""
 
     convergence: Convergence  # fitted to them
-    batches: int  # at how many
+    batches: int  # number of batches
 
     @property
     def why(self) -> str:
         law = f"the {self.convergence.law} law"
-        unsure = "" if self._scatter_known else ", too few to tell their scatter: 25 % is assumed"
-        return f"epochs by {law}, fitted to trainings at {self.batches} batches{unsure}"
+        unsure = "" if self._scatter_known else ", too few to show their scatter: assumed 25 %"
+        return f"epochs by {law}, fitted to runs at {self.batches} batches{unsure}"
 
     @property
     def _scatter_known(self) -> bool:
         return self.convergence.epochs_by.freedom > 0
 
     def at(self, batch: int) -> Interval | None:
-        """Return the epochs at a batch between those that were trained; ``None`` elsewhere."""
+        """Return the epochs at a batch within the trained range; ``None`` elsewhere."""
         if not self.convergence.smallest <= batch <= self.convergence.largest:
             return None
         found = self.convergence.epochs(batch)
@@ -64,20 +64,21 @@ class MeasuredEpochs:
 class ByNoise:
     """From the epochs at one batch, and the noise scale of the gradient there.
 
-    ``e(B) = e(B0) (phi + B) / (phi + B0)``: the law of large batches, with the learning rate well
-    set at every batch. The interval is that of the noise scale, and of the epochs if they have one.
+    ``e(B) = e(B0) (phi + B) / (phi + B0)``: the law of large batches, with a well-tuned learning
+    rate at every batch. The interval is that of the noise scale, and of the epochs if they have
+    one.
     """
 
     epochs: float  # at the base
     base: int  # ``B0`` in samples
     noise: Noise  # ``phi``
-    # 95 % interval of the epochs at the base; ``None`` where they are as the user says
+    # 95 % interval of the epochs at the base; ``None`` if the user gave them
     within: Interval | None = None
 
     @property
     def why(self) -> str:
         return (
-            f"{self.epochs:g} epochs at a batch of {self.base}, at others by the gradient's noise "
+            f"{self.epochs:g} epochs at a batch of {self.base}; at others by the gradient's noise "
             f"scale of {self.noise.scale:.0f} samples{_ends(self.within)}"
         )
 
@@ -93,17 +94,17 @@ class ByNoise:
 
 @dataclass(frozen=True, slots=True)
 class KnownEpochs:
-    """As the user says or trainings took, for one batch only: what another needs is not known."""
+    """Given by the user or measured, for one batch only; those of others are not known."""
 
     epochs: float  # at the batch
     batch: int  # in samples
-    # 95 % interval of the epochs; ``None`` where they are as the user says
+    # 95 % interval of the epochs; ``None`` if the user gave them
     within: Interval | None = None
 
     @property
     def why(self) -> str:
         return (
-            f"{self.epochs:g} epochs at a batch of {self.batch}; what other batches need is not "
+            f"{self.epochs:g} epochs at a batch of {self.batch}; those at other batches are not "
             f"known{_ends(self.within)}"
         )
 
@@ -116,14 +117,14 @@ def epochs_of(profile: WorkloadProfile, epochs: float | None) -> Epochs:
     """Return the epochs of a workload."""
     if epochs is not None:
         if not 0 < epochs < inf:
-            raise ConfigError(f"--epochs is {epochs}; it must be above 0, such as 10")
+            raise ConfigError(f"--epochs is {epochs}, but must be above 0, such as 10")
         base = profile.global_batch
         return ByNoise(epochs, base, profile.noise) if profile.noise else KnownEpochs(epochs, base)
     runs = [MeasuredTraining(one.batch, one.epochs, one.gamma) for one in profile.trainings]
     batches = {run.batch for run in runs}
     if not batches:
         raise ConfigError(
-            "how long training lasts is not known: no run has reached a target; give --epochs, or "
+            "the number of epochs is not known: no run has reached a target; give --epochs, or "
             "profiles of runs that did"
         )
     if len(batches) > 1:
@@ -135,7 +136,7 @@ def epochs_of(profile: WorkloadProfile, epochs: float | None) -> Epochs:
 
 
 def _next(epochs: Sequence[float]) -> Interval:
-    """Return what one more training takes, from those at the same batch."""
+    """Return the epochs of one more run, from those at the same batch."""
     usual, runs = mean(epochs), len(epochs)
     if runs == 1:
         return _assumed(usual)
@@ -149,20 +150,20 @@ def _assumed(epochs: float) -> Interval:
 
 
 def _wider(found: Interval, by: Interval) -> Interval:
-    """Return an interval with the error of another figure in it: halves add up as squares."""
+    """Return an interval that includes the error of another value: half-widths add as squares."""
     down, up = (hypot(_apart(found, end), _apart(by, end)) for end in ("low", "high"))
     value = found.value
     return Interval(value, value * exp(-down), value * exp(up) if up < inf else inf)
 
 
 def _apart(one: Interval, end: str) -> float:
-    """Return how far an end is from the figure, in the logarithm."""
+    """Return the distance of an end from the value, in the logarithm."""
     at = getattr(one, end)
     return abs(log(at / one.value)) if 0.0 < at < inf else inf
 
 
 def _ends(within: Interval | None) -> str:
-    """Return in words how sure epochs are that trainings took; nothing of those a user gives."""
+    """Return the interval of measured epochs as text; empty for those from the user."""
     if within is None:
         return ""
-    return f"; trainings there take {within.low:.3g} to {within.high:.3g} epochs with 95 %"
+    return f"; runs there take {within.low:.3g} to {within.high:.3g} epochs (95 %)"

@@ -1,9 +1,9 @@
-"""What the trace of a run tells of its workload: steps by size, links, overheads, and noise.
+"""A workload from the trace of a run: steps by size, links, overheads, and noise.
 
-A run that was continued has several lives. Steps are not normal. Most take about as long, and some
-take many times that; and a machine that others use as well has good minutes and bad ones. So noise
-is told by what it does, which is to make the last worker late. A mean is doubted by how far blocks
-of steps lie apart, not by its standard error, which knows nothing of minutes to come.
+A resumed run has several processes. Steps are not normally distributed. Most take about the same
+time, and some take many times as long; and a shared machine has fast and slow minutes. So
+noise is measured by its effect, which is the delay of the last worker. The error of a mean is the
+scatter between blocks of steps, not its standard error, which ignores changes over minutes.
 """
 
 from __future__ import annotations
@@ -43,54 +43,54 @@ from evenstride.trace.run_log import ProcessLog, RunLog, TrainingHistory, course
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a trace says of its workload."""
+    """The properties of a trace's workload."""
 
-    evenstride: str  # version that ran
-    torch: str  # the same
-    global_batch: int  # samples per step
-    workers: int  # how many there were
-    parameters: int  # numbers that are trained
-    gradient_bytes: float  # of all of them
-    digest: str  # of their names and shapes
-    samples: int  # of an epoch
-    device: str  # of the leader, as its maker calls it; empty for a processor
-    started_unix_s: float  # when the run began
+    evenstride: str  # version of the run.
+    torch: str  # the same.
+    global_batch: int  # samples per step.
+    workers: int  # their number.
+    parameters: int  # number of trained values.
+    gradient_bytes: float  # of all of them.
+    digest: str  # of their names and shapes.
+    samples: int  # of an epoch.
+    device: str  # the maker's name of the leader's device; empty for a processor.
+    started_unix_s: float  # start of the run.
 
     @property
     def computed_on(self) -> Literal["cpu", "cuda"]:
-        """What steps are computed by: ``cuda`` or ``cpu``, wherever the parameters are."""
+        """What computes the steps: ``cuda`` or ``cpu``, wherever the parameters are."""
         return "cuda" if self.device else "cpu"
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessRecord:
-    """What one process of the leader has written: from its header to the next one."""
+    """The records of one process of the leader: from its header to the next one."""
 
-    facts: Facts  # of what it trained
-    workers: tuple[str, ...]  # names of the machines' workers, as ``host/rank``
-    shares: Shares  # that were in force last
-    observations: tuple[Observation, ...]  # what was measured, in the order it was reported
-    # When passes over the data began, in seconds, and with which step
+    facts: Facts  # of its workload
+    workers: tuple[str, ...]  # names of the workers, as ``host/rank``
+    shares: Shares  # the last ones in force
+    observations: tuple[Observation, ...]  # measurements, in the order of the reports
+    # Start of each pass over the data, in seconds, and its first step
     passes: tuple[tuple[float, int], ...] = ()
 
 
 def facts(log: RunLog) -> Facts:
-    """Return what a trace says of its workload; of a run that was continued, its last life.
+    """Return the properties of a trace's workload; of a resumed run, those of its last process.
 
     Raises:
-        TraceError: a record cannot be used, or the trace ends before a step was trained.
+        TraceError: a record is invalid, or the trace ends before the first step.
     """
     known = [_facts(process, log.path) for process in log.processes]
     return _last_known(known, log.path)
 
 
 def lives_of(log: RunLog) -> tuple[ProcessRecord, ...]:
-    """Return the lives of a run, without those in which no step came to its end.
+    """Return the processes of a run, without those that completed no step.
 
-    Lives of another model than the last one's are of another workload, and left out.
+    Processes with another model than the last one's have another workload and are left out.
 
     Raises:
-        TraceError: a record cannot be used, or there is no such life.
+        TraceError: a record is invalid, or there is no such process.
     """
     known = [(_facts(process, log.path), process) for process in log.processes]
     last = _last_known([of for of, _ in known], log.path)
@@ -108,7 +108,7 @@ def lives_of(log: RunLog) -> tuple[ProcessRecord, ...]:
 
 
 def _begun_passes(process: ProcessLog, trace: Path) -> Iterator[tuple[float, int]]:
-    """Yield when passes began and with which step, as far as the trace has the time."""
+    """Yield when passes began and with which step, if the trace has the time."""
     for record in process.of_kind("pass"):
         begun = pass_of(record, process.header.get("global_batch"), trace)
         if begun.at_s is not None:
@@ -120,20 +120,20 @@ def _facts(process: ProcessLog, trace: Path) -> Facts | None:
     if workload is None:
         return None
 
-    def told(record: dict[str, Any], name: str, kind: Any) -> Any:
+    def value(record: dict[str, Any], name: str, kind: Any) -> Any:
         return field_of(record, name, kind, trace)
 
     return Facts(
-        evenstride=told(process.header, "evenstride", str),
-        torch=told(process.header, "torch", str),
-        global_batch=told(process.header, "global_batch", int),
-        workers=told(process.header, "world_size", int),
-        parameters=told(workload, "parameters", int),
-        gradient_bytes=told(workload, "gradient_bytes", int | float),
-        digest=told(workload, "digest", str),
-        samples=told(workload, "samples", int),
-        device=told(workload, "device", str),
-        started_unix_s=told(process.header, "started_unix_s", int | float),
+        evenstride=value(process.header, "evenstride", str),
+        torch=value(process.header, "torch", str),
+        global_batch=value(process.header, "global_batch", int),
+        workers=value(process.header, "world_size", int),
+        parameters=value(workload, "parameters", int),
+        gradient_bytes=value(workload, "gradient_bytes", int | float),
+        digest=value(workload, "digest", str),
+        samples=value(workload, "samples", int),
+        device=value(workload, "device", str),
+        started_unix_s=value(process.header, "started_unix_s", int | float),
     )
 
 
@@ -141,36 +141,36 @@ def _last_known(found: Sequence[Facts | None], trace: Path) -> Facts:
     known = [one for one in found if one is not None]
     if not known:
         raise TraceError(
-            f"{trace} does not say what was trained: no step came to its end, or no model was "
-            "given to watch(); let the run take some steps"
+            f"{trace} does not describe its workload: no step was completed, or no model was "
+            "passed to watch(); let the run complete some steps"
         )
     return known[-1]
 
 
-_TOGETHER = 4  # workers, by whose last one the noise of a lone process is told
-_LAST_OF_FOUR = 1.0293753730039643  # by how many deviations the last of four normal ones is late
-_WINDOW = 16  # steps, within which a machine does not wander
+_TOGETHER = 4  # workers whose last one defines the noise of a single process
+_LAST_OF_FOUR = 1.0293753730039643  # expected maximum of four normal values, in deviations
+_WINDOW = 16  # steps within which a machine's speed does not drift
 MOST_NOISE = 100.0
 _BLOCKS = (4, 8)
 _FEWEST_IN_BLOCK = 4
-_MOST = 0.7  # that a mean of seconds is off by, a factor of 4 with 95 %; assumed
-_LEAST = 0.02  # that is never known better, per square root of a factor e in duration; assumed
+_MOST = 0.7  # largest error of a mean of seconds, a factor of 4 with 95 %; assumed
+_LEAST = 0.02  # smallest error, per square root of a factor e in duration; assumed
 
 
 def scatter(times_s: Sequence[float] | FloatArray) -> float:
-    """Return the deviation, as a part, of normal steps the last of which is as late as of these.
+    """Return the relative deviation of normal steps whose last one is as late as that of these.
 
-    How late is the last of four workers whose steps are like these, drawn from 16 steps in a row:
-    for normal steps that gives their own deviation, and for others the one that counts. What
-    changes over longer than that is no noise, as it is balanced, or common to all. The steps, in
-    seconds, are consecutive.
+    It computes the delay of the last of four workers with steps like these, drawn from 16
+    consecutive steps. For normal steps the result is their own deviation, for others the relevant
+    one. Slower changes are not noise, because balancing follows them or they are common to all.
+    The steps, in seconds, are consecutive.
     """
     steps = np.asarray(times_s, dtype=np.float64)
     if len(steps) < _TOGETHER:
         return _two_by_two(steps)
     size = min(_WINDOW, len(steps))
     windows = np.sort(steps[: len(steps) // size * size].reshape(-1, size), axis=1)
-    # How likely it is that each of a window's steps is the last of four different ones of them.
+    # Probability that each of a window's steps is the last of four different ones of them.
     weights = np.array([comb(n, _TOGETHER - 1) for n in range(size)]) / comb(size, _TOGETHER)
     late_s = float((windows @ weights - windows.mean(axis=1)).mean())
     return min(late_s / _LAST_OF_FOUR / float(windows.mean()), MOST_NOISE)
@@ -184,18 +184,18 @@ def _two_by_two(steps: FloatArray) -> float:
 
 
 def drift(times_s: Sequence[float] | FloatArray, ahead: float) -> float:
-    """Return by which part the mean of steps to come may differ, as a standard deviation.
+    """Return the relative standard deviation of the mean of future steps.
 
-    Apart from what single steps scatter, which a mean of many takes out, there is what a machine
-    wanders by. It is told by how much further blocks of steps lie apart than their steps explain,
-    and taken to grow with time as flicker noise does: each doubling adds as much variance. The
-    steps are consecutive; those to come last ``ahead`` times as long.
+    Besides the scatter of single steps, which averages out, a machine's speed drifts. The drift is
+    the excess distance between blocks of steps over what their steps explain. It is assumed to grow
+    with time as flicker noise does: each doubling adds the same variance. The steps are
+    consecutive; the future ones last ``ahead`` times as long.
 
     Source:
         The law of flicker noise, by which the variance of a mean over ``T`` within ``k T`` grows
-        with ``log k``; ours for machines. On two recorded runs of minutes among other work, 95 %
-        intervals from the first seconds held the rest in 60 to 85 % of cases, those of standard
-        errors in 30 %.
+        with ``log k``; its use for machines is ours. On two recorded runs of minutes on busy
+        machines, 95 % intervals from the first seconds held the rest in 60 to 85 % of cases; those
+        from standard errors did in 30 %.
     """
     steps = np.asarray(times_s, dtype=np.float64) / float(np.mean(times_s))
     white = float(np.mean(np.square(np.diff(steps)))) / 2 if len(steps) > 1 else 0.0
@@ -205,7 +205,7 @@ def drift(times_s: Sequence[float] | FloatArray, ahead: float) -> float:
 
 
 def _wanders(steps: FloatArray, blocks: int, white: float) -> float:
-    """Return the variance that each factor e in time adds, for Student's t of so few blocks."""
+    """Return the variance that each factor e in time adds, with Student's t of the few blocks."""
     size = len(steps) // blocks
     if size < _FEWEST_IN_BLOCK:
         return 0.0
@@ -216,20 +216,20 @@ def _wanders(steps: FloatArray, blocks: int, white: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Overheads:
-    """What the steps' own times and waits leave out, on average."""
+    """The mean overheads that step times and waiting times do not contain."""
 
-    # Of each step: what takes longer than usual between steps, and waits for decisions
+    # Per step: unusual times between steps, and waiting times for decisions
     step_s: float
-    # Of each pass beside its usual steps: evaluation, saving, and the start of loading; ``None`` if
-    # no pass was recorded from its beginning to that of the next one
+    # Per pass, beyond its usual steps: evaluation, saving, and the start of loading; ``None`` if
+    # no pass was recorded from its start to that of the next one
     epoch_s: float | None
 
 
 def beside(lives: Iterable[ProcessRecord]) -> Overheads:
-    """Return what a run took beside its steps.
+    """Return the overheads of a run beyond its steps.
 
-    Of each life with several whole passes the first one is left out, in which everything is slow.
-    Then steps, and what is beside them, come to the time that the passes took by the clock.
+    Of each process with several whole passes the first one is left out, because everything is slow
+    in it. Steps and overheads then sum to the measured time of the passes.
     """
     each = list(lives)
     known = [one for life in each for one in _whole_passes(life)]
@@ -251,14 +251,14 @@ def _leaders(life: ProcessRecord) -> list[Observation]:
 
 
 def _whole_passes(life: ProcessRecord) -> Iterator[tuple[float, float, float]]:
-    """Yield steps, seconds between them, and seconds beside all of that, of each whole pass."""
+    """Yield steps, seconds between them, and remaining seconds, of each whole pass."""
     seen = sorted(_leaders(life), key=lambda one: one.first_step)
     first_steps, whole = [one.first_step for one in seen], list(pairwise(life.passes))
     for (begun_s, first), (ended_s, end) in whole[1:] or whole:
         own = seen[bisect_left(first_steps, first) : bisect_left(first_steps, end)]
         usual = [time_s for o in own if o.modelled for time_s in map(add, o.busy_s, o.wait_s)]
         if usual and sum(one.steps for one in own) == end - first:
-            # A step that begins a pass counts as a usual one; what it is longer is the pass's own.
+            # A pass's first step counts as a usual one; its excess belongs to the pass.
             left_s = ended_s - begun_s - float(np.mean(usual)) * (end - first)
             inner_s = min(_between_s(own) * (end - first), max(left_s, 0.0))
             yield end - first, inner_s, left_s - inner_s
@@ -268,12 +268,12 @@ _FEWEST_COMMON = 20
 
 
 def lateness(life: ProcessRecord) -> float | None:
-    """Return the noise of workers' steps that makes the last one as late as it was in a run.
+    """Return the noise of workers' steps that explains the delay of the last one in a run.
 
-    As the deviation, as a part, of normal and independent steps. Those of a run are neither, so
-    what counts is how late the last one was: the mean over all steps of the maximum over workers,
-    each in proportion to its mean at that share. ``None`` with one worker, or where too few steps
-    were told of by all.
+    It is the relative deviation of normal and independent steps. Those of a run are neither, so
+    the delay of the last one counts: the mean over all steps of the maximum over workers, each
+    relative to its mean at that share. ``None`` with one worker, or if too few steps
+    were reported by all.
     """
     workers = [rank for rank, share in enumerate(life.shares) if share]
     if len(workers) < 2:
@@ -288,7 +288,7 @@ def lateness(life: ProcessRecord) -> float | None:
 
 
 def _relative(life: ProcessRecord, worker: int) -> dict[int, float]:
-    """Return a worker's steps, by their numbers, as parts of its mean step of that share."""
+    """Return a worker's steps, by their numbers, relative to its mean step of that share."""
     by_share = defaultdict[int, dict[int, float]](dict)
     for one in life.observations:
         if one.worker == worker and one.modelled and one.share:
@@ -304,7 +304,7 @@ def _relative(life: ProcessRecord, worker: int) -> dict[int, float]:
 
 
 def links_of(life: ProcessRecord) -> Links | None:
-    """Return the links as one life tells them: its communication, with its own workers."""
+    """Return the links from one process: its communication, with its own workers."""
     workers = life.facts.workers
     if workers < 2 or not life.shares:
         return None
@@ -313,11 +313,11 @@ def links_of(life: ProcessRecord) -> Links | None:
 
 
 def mean_communication_s(measured: Measurements, shares: Shares) -> float | None:
-    """Return the mean part of a step in which nobody waits for a slower worker.
+    """Return the mean time of a step in which no worker waits for a slower one.
 
-    The median of `core.time_model.observation.communication_s` is what a usual step takes. The mean
-    stands for the sum of all steps: now and then a message takes many times as long. ``None``
-    unless all workers with a share have told of steps.
+    The median of `core.time_model.observation.communication_s` describes a usual step. The mean
+    represents the sum of all steps: occasionally a message takes many times as long. ``None``
+    unless all workers with a share have reported steps.
     """
     if communication_s(measured, shares) is None:
         return None
@@ -325,25 +325,25 @@ def mean_communication_s(measured: Measurements, shares: Shares) -> float | None
     return float(least_s[reports == reports.max()].mean())
 
 
-_MOST_SIZES = 12  # of a run that balances, in which a worker may have had hundreds of shares
+_MOST_SIZES = 12  # of a balanced run, in which a worker may have had hundreds of shares
 _FEWEST_STEPS = 3
-_AHEAD_S = 600.0  # for which a mean is to hold; over longer, what a machine wanders by evens out
-_SHOWN = 40  # characters of what cannot be used
+_AHEAD_S = 600.0  # duration for which a mean must hold; over longer ones, drift averages out
+_SHOWN = 40  # characters of an invalid value
 
 _Times = dict[int, list[float]]  # seconds of steps by their samples
 
 
 def curve_points(trace: Path, worker: int = 0) -> tuple[Point, ...]:
-    """Return a worker's steps by size; of a run that was continued, in its last life.
+    """Return a worker's steps by size; of a resumed run, those of its last process.
 
-    Means of all steps, with what they took beside, as the sum of them is what a training takes, of
-    which much may be in a few slow ones. Of a lone process the first step of each size is left out,
-    as the change is in it. Of many sizes, those with the most steps are taken.
+    Means of all steps with their overheads, because training takes their sum, and a few slow steps
+    may be much of it. For a single process the first step of each size is left out,
+    because it contains the change. Of many sizes, those with the most steps are used.
     """
     times_s, life = _Times(), lives_of(RunLog(trace))[-1]
     _add_times(times_s, life, worker)
     if not times_s:
-        raise TraceError(f"{trace} holds no measured step of worker {worker}")
+        raise TraceError(f"{trace} has no measured step of worker {worker}")
     return _points(times_s, beside([life]).step_s)
 
 
@@ -351,7 +351,7 @@ def _add_times(times_s: _Times, life: ProcessRecord, worker: int) -> None:
     alone, before = life.facts.workers == 1, 0
     for seen in life.observations:
         if seen.worker == worker and seen.modelled and seen.share:
-            # Alone it waits for nobody, so that its waits are its own: stalls of the machine.
+            # A single worker waits for no other, so its waits are its own: stalls of the machine.
             own_s = tuple(map(add, seen.busy_s, seen.wait_s)) if alone else seen.busy_s
             own_s = (own_s[1:] or own_s) if alone and seen.share != before else own_s
             times_s.setdefault(seen.share, []).extend(own_s)
@@ -376,11 +376,11 @@ def _point(samples: int, times_s: Sequence[float], beside_s: float) -> Point:
 
 
 def noise_of(course: TrainingHistory, until: float = inf) -> Noise | None:
-    """Return the noise scale that a run's measured steps tell; ``None`` if none was measured.
+    """Return the noise scale from a run's measured steps; ``None`` if none was measured.
 
-    It is that of the whole run: all measured steps count alike, since epochs depend on how noisy
-    the gradient was on the whole, and it usually is much noisier in the end. The interval takes the
-    change over the run as scatter, and is the wider for it.
+    It is that of the whole run: all measured steps count the same, because epochs depend on the
+    overall noise of the gradient, which usually grows towards the end. The interval treats the
+    change over the run as scatter, which makes it wider.
     """
     estimate, counted = NoiseEstimate(), [one for one in course.steps if not one.epochs > until]
     for step in counted:
@@ -390,29 +390,29 @@ def noise_of(course: TrainingHistory, until: float = inf) -> Noise | None:
     found = estimate.scale()
     if not isfinite(found.value):
         return None
-    # Where losses are means over tokens, so is the scale: back to samples. The usual step is a full
-    # one, which an epoch's last need not be.
+    # If losses are means over tokens, so is the scale: convert it to samples. The usual step is a
+    # full one, but an epoch's last step need not be.
     unit = float(np.median([step.samples / step.norms.batch for step in counted]))
     high = unit * found.high if found.high < inf else None
     return Noise(scale=max(unit * found.value, 0.0), low=unit * found.low, high=high)
 
 
 def profile_of_run(trace: Path, types: Sequence[str]) -> WorkloadProfile:
-    """Return the profile that a run makes.
+    """Return the profile of a run.
 
-    A run that was continued counts as a whole, but for its links, which are those of its last life.
+    A resumed run counts as a whole, except for its links, which are those of its last process.
 
     Raises:
-        ConfigError: there are another number of types.
-        TraceError: the trace cannot be read, or tells too little.
+        ConfigError: the number of types is wrong.
+        TraceError: the trace cannot be read, or lacks data.
     """
     log = RunLog(trace)
     lives = lives_of(log)
     workers = len(lives[-1].workers)
     if len(types) not in (0, 1, workers):
         raise ConfigError(
-            f"{len(types)} types for the {workers} workers of {trace}; give one for each, in the "
-            "order of their ranks, or one for all"
+            f"{len(types)} types were given for the {workers} workers of {trace}; give one for "
+            "each, in the order of their ranks, or one for all"
         )
     try:
         return _profile(log, lives, types)
@@ -420,8 +420,8 @@ def profile_of_run(trace: Path, types: Sequence[str]) -> WorkloadProfile:
         first = error.errors(include_url=False)[0]
         field, given = ".".join(map(str, first["loc"])), str(first["input"])[:_SHOWN]
         raise TraceError(
-            f"{trace} makes no profile: {field} is {given}: {first['msg']}; take the run's own "
-            "trace as it was written, and the names of machines that a catalogue has for --as"
+            f"cannot make a profile of {trace}: {field} is {given}: {first['msg']}; use the run's "
+            "original trace, and the catalogue's names of machines for --as"
         ) from None
 
 
@@ -448,15 +448,14 @@ def _day(unix_s: float, trace: Path) -> str:
         return date.fromtimestamp(unix_s).isoformat()
     except (OverflowError, OSError, ValueError):
         raise TraceError(
-            f"{trace} says that it began {unix_s:g} s after 1970, which is no date; take the run's "
-            "own trace as it was written"
+            f"{trace} has an invalid start of {unix_s:g} s after 1970; use the run's original trace"
         ) from None
 
 
 def _devices(
     lives: Sequence[ProcessRecord], types: Sequence[str], trace: Path, others: Overheads
 ) -> Iterable[DeviceProfile]:
-    """Yield what workers of each type took, over all lives in which their type is known."""
+    """Yield the steps of workers of each type, over all processes in which their type is known."""
     late = lateness(lives[-1])
     times_s: dict[str, dict[str, _Times]] = {name: {} for name in types}
     for life in lives:
@@ -472,7 +471,7 @@ def _devices(
             for point in _points(each_s, others.step_s)
         ]
         if not points:
-            raise TraceError(f"{trace} holds no measured step of a worker of type {of}")
+            raise TraceError(f"{trace} has no measured step of a worker of type {of}")
         yield DeviceProfile(
             type=of,
             device=lives[-1].facts.device,
@@ -482,9 +481,9 @@ def _devices(
 
 
 def _type_of(name: str, workers: Sequence[str], types: Sequence[str]) -> str | None:
-    """Return the type of a worker's machine, from those of the last life; ``None`` if not known.
+    """Return the type of a worker's machine, from the last process; ``None`` if not known.
 
-    Launchers deal ranks anew, so a machine is known by its host, unless that has several types.
+    Launchers assign ranks again, so a machine is known by its host, unless that has several types.
     """
     if len(types) == 1:
         return types[0]

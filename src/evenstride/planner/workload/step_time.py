@@ -1,9 +1,10 @@
-"""What a step takes: on one worker by its share, on a mix of machines, and over their links.
+"""The time of a step: on one worker by its share, on a mix of machines, and over their links.
 
-One worker's curve is fitted where it was measured, or carried over. Of a mix, many are looked at
-roughly, and one exactly. The rough way treats shares as numbers that need not be whole. Then the
-best split of a batch over two kinds has a closed form, and no integer split is quicker: a lower
-bound, noise of steps included. The exact way is the allocation that trains, over every worker.
+One worker's curve is fitted to measurements, or estimated from another type. A mix is evaluated
+either roughly, for many mixes, or exactly, for one. The rough evaluation uses real-valued shares.
+Then the best split of a batch over two kinds has a closed form, and no integer split is faster: a
+lower bound, with the noise of steps. The exact evaluation uses the allocation of real runs, over
+every worker.
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ from evenstride.planner.catalogue.offers import Power
 from evenstride.planner.workload.workload_profile import Links, Point
 from evenstride.sim.engine.network import ParameterServers, Ring
 
-_ANY_PART = 12**-0.5  # standard deviation of a part of which nothing is known
-_WIDE = 1.5  # sizes that differ by less do not tell a fixed time from one that grows
+_ANY_PART = 12**-0.5  # standard deviation of a completely unknown fraction.
+_WIDE = 1.5  # ratio of sizes below which fixed and growing time cannot be separated.
 _NEARLY_NOTHING = 1e-9
-_UNKNOWN = 10.0  # deviation of what is not known at all
-_LEAST_ERROR = 0.005  # no type is known better: machines of one type differ, and so do days
-# By which a type is off that obeys the rule, and the more the less alike the two are; in the
+_UNKNOWN = 10.0  # deviation of a completely unknown value.
+_LEAST_ERROR = 0.005  # smallest error: machines of one type differ, and so do days.
+# Error of a type that obeys the rule, and its growth with the difference of the types; in the
 # logarithm. Assumptions.
 _RULE_ERROR, _FAR_ERROR = 0.2, 0.1
 
@@ -43,19 +44,19 @@ _RULE_ERROR, _FAR_ERROR = 0.2, 0.1
 class Curve:
     """``fixed_s + per_sample_s * b``, for one worker of a type."""
 
-    fixed_s: float  # seconds that no share changes, at least 0
-    per_sample_s: float  # seconds per sample, above 0
-    error: float  # standard deviation of its mean step from the curve, as a part
-    noise: float = 0.0  # standard deviation of one step from its mean, as a part
-    measured: bool = True  # whether the type itself was measured
-    largest: int = 0  # samples that were measured, or of the type that it was carried over from
-    # Variance of the line's value, in seconds squared: what does not change with the share, twice
-    # by the share, and by its square; for Student's t of so few points. It grows beyond the sizes
-    # that were measured
+    fixed_s: float  # seconds that do not depend on the share, at least 0.
+    per_sample_s: float  # seconds per sample, above 0.
+    error: float  # relative standard deviation of its mean step from the curve.
+    noise: float = 0.0  # relative standard deviation of one step from its mean.
+    measured: bool = True  # whether the type itself was measured.
+    largest: int = 0  # largest measured size, possibly of the type it was estimated from.
+    # Variance of the line's value, in seconds squared: the constant term, half the linear term, and
+    # the quadratic term in the share; for Student's t of the few points. It grows beyond the
+    # measured sizes.
     spread: tuple[float, float, float] = (0.0, 0.0, 0.0)
-    source: str = ""  # type that it was carried over from; empty if it was measured
-    # Samples that were measured to take the least time, and the lower end of that in seconds; what
-    # a step of so many or more cannot be below
+    source: str = ""  # type it was estimated from; empty if it was measured.
+    # Size with the shortest measured time, and the lower end of that time in seconds; a lower limit
+    # for larger steps.
     floor: tuple[int, float] = (1, 0.0)
 
     def at(self, samples: float) -> float:
@@ -65,24 +66,24 @@ class Curve:
         return self.fixed_s + self.per_sample_s * samples
 
     def error_at(self, samples: float) -> float:
-        """Return the deviation of mean steps from the curve, by their size, as a part."""
+        """Return the relative deviation of mean steps from the curve, by their size."""
         return float(self.errors_at(np.array([samples], dtype=np.float64))[0])
 
     def errors_at(self, samples: FloatArray) -> FloatArray:
-        """Return the same of many sizes: that of a point, and beside it that of the line itself."""
+        """Return the same for many sizes: that of a point combined with that of the line."""
         c00, c01, c11 = self.spread
         of_line = np.maximum(c00 + 2 * c01 * samples + c11 * samples * samples, 0.0)
         found: FloatArray = np.hypot(self.error, np.sqrt(of_line) / self.at_many(samples))
         return np.minimum(found, _UNKNOWN)
 
     def least_s(self, samples: float) -> float:
-        """Return what a step takes at least: as a smaller one that was measured, or its part."""
+        """Return a lower limit of a step: that of a smaller measured one, or a fraction of it."""
         size, time_s = self.floor
         return time_s * min(samples / size, 1.0)
 
     @property
     def surest(self) -> float:
-        """The size at which the line is known best, as a part; beyond it less and less."""
+        """The size at which the line is known best, in relative terms."""
         c00, c01, c11 = self.spread
         below = c11 * self.fixed_s - c01 * self.per_sample_s
         above = c00 * self.per_sample_s - c01 * self.fixed_s
@@ -92,10 +93,10 @@ class Curve:
 def fitted(points: Sequence[Point]) -> Curve:
     """Return the curve through measured points, by least squares on relative errors.
 
-    A point counts the more the better its mean is known, from its steps, their scatter and drift. A
-    fixed time below 0, as points that scatter may give, is taken as 0, and times that do not grow
-    with the size as all fixed. With points of nearly one size only, as balanced workers have them,
-    it is not known which part is fixed: half is taken to be, and the error grows with the distance
+    The weight of a point depends on how well its mean is known, from its steps, scatter and drift.
+    Scattered points may give a fixed time below 0, which becomes 0. Times that do not grow
+    with the size become all fixed. With points of nearly one size only, as balanced workers have
+    them, the fixed part is not known: half is assumed, and the error grows with the distance
     from that size.
     """
     samples = [float(point.samples) for point in points]
@@ -103,7 +104,7 @@ def fitted(points: Sequence[Point]) -> Curve:
     noise = median(tuple(point.scatter for point in points))
     largest = max(point.samples for point in points)
     own = [_own_error(point) for point in points]
-    # What a machine wanders by from one hour to the next is common to all sizes.
+    # The drift of a machine from one hour to the next is common to all sizes.
     least = max(_LEAST_ERROR, median(tuple(point.drift for point in points)))
     if largest < _WIDE * min(samples):
         return _of_one_size(points, noise, max(least, min(own)))
@@ -122,7 +123,7 @@ def fitted(points: Sequence[Point]) -> Curve:
 
 
 def _of_one_size(points: Sequence[Point], noise: float, error: float) -> Curve:
-    """Return the curve of which one point is known, and not which part of it is fixed."""
+    """Return the curve through one known point, whose fixed part is not known."""
     weights = [point.steps for point in points]
     size = float(np.average([point.samples for point in points], weights=weights))
     time_s = float(np.average([point.step_s for point in points], weights=weights))
@@ -139,7 +140,7 @@ def _of_one_size(points: Sequence[Point], noise: float, error: float) -> Curve:
 
 
 def _floor(points: Sequence[Point]) -> tuple[int, float]:
-    """Return the smallest size, and the lower end of the shortest step that was measured."""
+    """Return the smallest size, and the lower end of the shortest measured step."""
     lowest_s = min(point.step_s * exp(-Z95 * _own_error(point)) for point in points)
     return min(point.samples for point in points), lowest_s
 
@@ -147,7 +148,7 @@ def _floor(points: Sequence[Point]) -> tuple[int, float]:
 def _parts(
     found: Line, samples: Sequence[float], times_s: Sequence[float]
 ) -> tuple[float, float, float]:
-    """Return the fixed time, that of a sample, and how far points are from both, as a part."""
+    """Return the fixed time, the time per sample, and the relative scatter of the points."""
     if found.slope <= 0:
         mean_s = float(np.mean(times_s))
         return mean_s, _NEARLY_NOTHING * mean_s, float(np.std(times_s)) / mean_s
@@ -158,7 +159,7 @@ def _parts(
 
 
 def _own_error(point: Point) -> float:
-    """Return the deviation of a point's mean, as a part: of its steps, and of machines and days."""
+    """Return the relative deviation of a point's mean: of its steps, and of machines and days."""
     return hypot(_LEAST_ERROR, max(point.scatter / sqrt(point.steps), point.drift))
 
 
@@ -172,9 +173,9 @@ def _spread(found: Line, own: float) -> tuple[float, float, float]:
 def transferred(curve: Curve, own: Power, other: Power, source: str = "") -> Curve:
     """Return the curve of a type that was not measured, from one that was.
 
-    Time per sample is taken to lie between what arithmetic and what memory bandwidth make of it, in
-    the middle of their logarithms; half their distance is the error, with what such rules are off
-    by. The fixed time, which launches and the host take, is left as it is.
+    Time per sample is assumed to lie between the ratios of arithmetic and of memory bandwidth, in
+    the middle of their logarithms. Half their distance, plus the error of such rules, is the error.
+    The fixed time, which launches and the host take, stays unchanged.
 
     Source:
         The two ends of the roofline model (Williams et al., CACM 2009), without knowing where on
@@ -197,24 +198,24 @@ def transferred(curve: Curve, own: Power, other: Power, source: str = "") -> Cur
     )
 
 
-_MOST = 2.0**53  # samples; infinity times no worker would be no number
-_LATE = 0.97  # of what noise costs is counted on: expected maxima are known to two digits
-_BALANCED = 1e-9  # by which times that are equal may differ
+_MOST = 2.0**53  # samples; infinity times no worker would be NaN
+_LATE = 0.97  # fraction of the cost of noise that counts: expected maxima have two digits
+_BALANCED = 1e-9  # relative difference of equal times
 
 
 def servers_of(sync: str) -> int:
-    """Return how many parameter servers a mode has; 0 for the all-reduce."""
+    """Return the number of parameter servers of a mode; 0 for the all-reduce."""
     mode = sync_from_spec(sync)
     if not isinstance(mode, AllReduce | ParameterServerMode):
         raise ConfigError(
-            f"no plan can be made for {sync}, as how many epochs it takes is another question; "
+            f"cannot plan for sync mode {sync}, because its number of epochs is not known; "
             "plan for bsp, or bsp-ps(servers=1)"
         )
     return mode.servers
 
 
 Reduces = Ring | ParameterServers
-"""Until all workers have the sum of their gradients, or the weights it makes."""
+"""The exchange after which all workers have the sum of their gradients, or the new weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,17 +223,17 @@ class Workers:
     """Workers of one kind."""
 
     curve: Curve  # of each
-    count: int  # how many
+    count: int  # their number
     most_samples: int | None = None  # that fit into one's memory; ``None`` for no limit
 
 
 @dataclass(frozen=True, slots=True)
 class StepEstimate:
-    """What a step takes."""
+    """The time of a step."""
 
     compute_s: float  # until the last worker is done, noise included
     communication_s: float  # after that
-    # Of one worker of each kind; the largest, where they differ by rounding
+    # Of one worker of each kind; the largest, if they differ by rounding
     shares: tuple[int, ...]
 
     @property
@@ -241,7 +242,7 @@ class StepEstimate:
 
 
 def exact_step(fleet: Sequence[Workers], batch: int, ring: Reduces) -> StepEstimate:
-    """Return what a step takes with the best integer split of a global batch in samples.
+    """Return the time of a step with the best integer split of a global batch in samples.
 
     Noise of single workers' steps makes the last of them later than any is on average; the expected
     maximum counts. ``ring`` is the all-reduce, or the servers in its place.
@@ -275,18 +276,18 @@ def least_compute_s(
     most: tuple[float, float],
     late: FloatArray,
 ) -> tuple[FloatArray, FloatArray]:
-    """Return what the compute time of a step is at least, with whole shares and with noise.
+    """Return a lower bound of a step's compute time, with integer shares and noise.
 
-    With whole shares no kind's workers get less on average than the best share less one sample: who
-    has room and could take another sample would end later than the best split allows. The expected
-    maximum is convex in the means and grows with each of them, so it is at least that of equal
-    means within a kind; and, by its slope where all are equal, hardly less for two kinds of which
-    one has a little more than its part, and the other a little less.
+    With integer shares, no kind's workers get less on average than the best share minus one sample:
+    a worker with room for another sample would end later than the best split allows. The expected
+    maximum is convex in the means and grows with each of them. So it is at least that of equal
+    means within a kind. By its slope at equality, it is hardly less for two kinds of which one has
+    slightly more than its part, and the other slightly less.
 
     ``counts`` are workers of both kinds, ``(2, n)``; ``batches`` global batches in samples,
-    ``(n,)``; ``most`` the samples that fit into a worker of each kind, maybe infinite; ``late`` as
-    `lateness` has it. Returns seconds, ``(n,)``, never above `exact_step`, infinite where a batch
-    does not fit; and their deviation as a part, at least.
+    ``(n,)``; ``most`` the samples that fit into a worker of each kind, possibly infinite. ``late``
+    is the result of `lateness`. Returns seconds, ``(n,)``, never above `exact_step`, infinite if a
+    batch does not fit; and a lower bound of their relative deviation.
     """
     shares = _best_shares(first, second, counts, batches, most)
     both, fits = counts[1] > 0, shares[2]
@@ -317,7 +318,7 @@ def _least_error(
     shares: tuple[FloatArray, FloatArray],
     both: npt.NDArray[np.bool_],
 ) -> FloatArray:
-    """Return the error of the less sure of two curves, at least: it grows with larger shares."""
+    """Return a lower bound of the error of the less certain curve: it grows with larger shares."""
     one, two = (
         curve.errors_at(np.maximum(share - 1.0, max(curve.surest, 1.0)))
         for curve, share in zip(curves, shares, strict=True)
@@ -328,7 +329,7 @@ def _least_error(
 def _even_s(
     first: Curve, second: Curve, counts: IntArray, one_s: FloatArray, two_s: FloatArray
 ) -> FloatArray:
-    """Return the mean over all workers, at least, where both kinds could end together; else 0."""
+    """Return a lower bound of the mean over all workers, if both kinds could end together; or 0."""
     apart_s = first.per_sample_s - second.per_sample_s
     moved = np.maximum(counts[0] * apart_s, -counts[1] * apart_s) / counts.sum(axis=0)
     equal = np.abs(one_s - two_s) <= _BALANCED * one_s
@@ -338,12 +339,12 @@ def _even_s(
 def _best_shares(
     first: Curve, second: Curve, counts: IntArray, batches: IntArray, most: tuple[float, float]
 ) -> tuple[FloatArray, FloatArray, npt.NDArray[np.bool_]]:
-    """Return the best shares of both kinds, not whole, and whether the batch fits at all."""
+    """Return the best real-valued shares of both kinds, and whether the batch fits."""
     one, two = counts.astype(np.float64)
     rate = one / first.per_sample_s + two / second.per_sample_s
     start = one * first.fixed_s / first.per_sample_s + two * second.fixed_s / second.per_sample_s
     finish_s = (batches + start) / rate
-    # One dimension, and convex: the best share within bounds is the nearest to the best of all.
+    # One-dimensional and convex: the best share within bounds is nearest to the unbounded best.
     share = (finish_s - first.fixed_s) / first.per_sample_s
     low = np.maximum(1.0, (batches - two * min(most[1], _MOST)) / one)
     high = np.minimum(most[0], (batches - two) / one)
@@ -355,22 +356,22 @@ def _best_shares(
 
 @lru_cache(maxsize=8)
 def lateness(most: int) -> FloatArray:
-    """Return by how many deviations the last of ``0 .. most`` equal workers is late, expected."""
+    """Return the expected delay of the last of ``0 .. most`` equal workers, in deviations."""
     late = [0.0, 0.0]
     late += [expected_max(np.zeros(n), np.ones(n)) for n in range(2, most + 1)]
     return np.array(late[: most + 1])
 
 
 _USUAL_LATENCY_S = 1e-4
-_NOTHING_S = 1e-15  # per byte; less is rounding, as no link is that fast
+_NOTHING_S = 1e-15  # seconds per byte; less is rounding, because no link is that fast
 
 
 def links(measured: Iterable[tuple[int, float]], gradient_bytes: float) -> Links | None:
-    """Return the links that communication measured with several numbers of workers means.
+    """Return the links from communication measured with several numbers of workers.
 
     A ring of ``W`` takes ``2 (W - 1) (latency + bytes / W / bandwidth)``, fitted by least squares
-    on relative errors, neither part below 0. With one number of workers only, a latency of 0.1 ms
-    is taken out, and the rest is bandwidth. ``None`` if nothing was measured.
+    on relative errors, with neither part below 0. With only one number of workers, a latency of
+    0.1 ms is assumed, and the rest is bandwidth. ``None`` if nothing was measured.
     """
     every = [(workers, time_s) for workers, time_s in measured if workers > 1]
     rows = [(workers, time_s) for workers, time_s in every if time_s > 0]
@@ -389,7 +390,7 @@ def links(measured: Iterable[tuple[int, float]], gradient_bytes: float) -> Links
 
 
 def _least_of_both(first: FloatArray, second: FloatArray) -> tuple[float, float]:
-    """Return how much of two things, neither below 0, comes nearest to 1 everywhere."""
+    """Return the non-negative multiples of two vectors whose sum is nearest to 1 everywhere."""
     ones = np.ones(len(first))
     found = np.linalg.lstsq(np.stack([first, second], axis=1), ones, rcond=None)[0]
     if (found >= 0).all():
@@ -399,6 +400,6 @@ def _least_of_both(first: FloatArray, second: FloatArray) -> tuple[float, float]
 
 
 def _least(by: FloatArray, wanted: FloatArray) -> float:
-    """Return the multiple of a thing, not below 0, that comes nearest to what is wanted."""
+    """Return the non-negative multiple of a vector that is nearest to the wanted one."""
     square = float(by @ by)
     return max(float(by @ wanted) / square, 0.0) if square > 0 else 0.0

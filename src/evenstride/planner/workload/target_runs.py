@@ -1,4 +1,4 @@
-"""Runs that were to come to a target loss: which did, after how many epochs, with which noise."""
+"""Runs with a target loss: which reached it, after how many epochs, with which noise."""
 
 from __future__ import annotations
 
@@ -14,39 +14,39 @@ from evenstride.planner.workload.workload_profile import ReachedTraining, Worklo
 from evenstride.trace.run_log import TrainingHistory, read_course
 
 LOSS = "loss"
-"""The metric for which the training loss stands in, if a run has no other."""
+"""The metric that the training loss replaces, if a run has no other."""
 
 PARTS = 8
-"""Parts of the gain that trainings are told with. The gain over its parts is a line in
-``n / (B + n)`` with the noise scale ``n``, and laws of it are fitted as lines, so that any other
+"""Number of parts of the gain in stored runs. The gain over its parts is linear in
+``n / (B + n)`` with the noise scale ``n``, and its laws are fitted as lines, so any other
 number gives the same epochs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Aim:
-    """What runs were to come to."""
+    """The target of runs."""
 
     target: float
     metric: str = LOSS
 
     def __post_init__(self) -> None:
         if not isfinite(self.target):
-            raise ConfigError(f"--target-loss is {self.target}; give a number, such as 0.35")
+            raise ConfigError(f"invalid --target-loss {self.target}: expected a number like 0.35")
 
 
 @dataclass(frozen=True, slots=True)
 class TargetResult:
-    """How a run stands to an aim."""
+    """When, or how nearly, a run reached its target."""
 
     of: str
     reaching: TimeToTarget
 
 
 def reached(trace: Path, target: float, metric: str = LOSS) -> TargetResult:
-    """Return when a run first came to a target of a metric, which is to fall.
+    """Return when a run first reached a target of a falling metric.
 
     The metric is a name given to ``Stride.mean(name=)``. If a run has no ``loss`` under that name,
-    the training loss of the steps whose noise was measured stands in, smoothed.
+    it uses the smoothed training loss of the steps whose noise was measured.
     """
     return _reached(read_course(trace), Aim(target, metric), trace)
 
@@ -59,26 +59,26 @@ def _reached(course: TrainingHistory, aim: Aim, trace: Path) -> TargetResult:
         return TargetResult(of, reaching(values, aim.target))
     names = ", ".join(sorted(course.metrics)) or "none"
     raise ConfigError(
-        f"{trace} does not tell of its {aim.metric} (recorded metrics: {names}); give the "
-        f'name to the mean where it is evaluated, stride.mean(total, count, name="{aim.metric}"), '
-        "or measure the noise (Stride(noise_every=20)), with which the training loss is recorded"
+        f"{trace} does not record the metric {aim.metric} (recorded metrics: {names}); pass its "
+        f'name where it is evaluated, stride.mean(total, count, name="{aim.metric}"), '
+        "or measure the noise (Stride(noise_every=20)), which also records the training loss"
     )
 
 
 def towards(profile: WorkloadProfile, trace: Path, aim: Aim) -> tuple[WorkloadProfile, str]:
-    """Return a run's profile with the training that it is, and a sentence on that.
+    """Return a run's profile with its training result, and a sentence on it.
 
-    The noise is then that until the target was reached. The sentence is empty if the run came to
-    its target and no more is to be said.
+    The noise is then that until the target was reached. The sentence is empty if the run reached
+    its target without a caveat.
     """
     course = read_course(trace)
     found = _reached(course, aim, trace)
-    told, epochs = found.reaching, found.reaching.epochs
+    outcome, epochs = found.reaching, found.reaching.epochs
     target, batch = f"{found.of} {aim.target:g}", profile.global_batch
     run = f"{trace} (a batch of {batch})"
-    why = _why_not(target, told, course)
+    why = _why_not(target, outcome, course)
     if why or not epochs:
-        counts = "so it counts for times and noise only"
+        counts = "so it counts for step times and noise only"
         return profile.model_copy(update={"target": target}), f"{run} {why}, {counts}"
     noise = noise_of(course, until=epochs)
     gamma = None if noise is None else gamma_of(noise.scale, batch, PARTS)
@@ -87,21 +87,22 @@ def towards(profile: WorkloadProfile, trace: Path, aim: Aim) -> tuple[WorkloadPr
     return profile.model_copy(update=update), ""
 
 
-def _why_not(target: str, told: TimeToTarget, course: TrainingHistory) -> str:
-    """Return why a run is no training that came to its target; empty if it is one."""
-    if told.epochs is None:
-        at = f"{told.nearest.value:g} after {_epochs(told.nearest.epochs)}"
-        return f"did not come to {target}; its nearest was {at}"
-    if not told.epochs:
-        return f"was at {target} before it was trained"
-    if told.at_first:
+def _why_not(target: str, outcome: TimeToTarget, course: TrainingHistory) -> str:
+    """Return why a run does not count as having reached its target; empty if it does."""
+    if outcome.epochs is None:
+        at = f"{outcome.nearest.value:g} after {_epochs(outcome.nearest.epochs)}"
+        return f"did not reach {target}; its nearest value was {at}"
+    if not outcome.epochs:
+        return f"was at {target} before training"
+    if outcome.at_first:
         return (
-            f"was at {target} when it was first looked at, after {_epochs(told.epochs)}, so when "
-            "it came there is not known (a metric has to fall to its target; look more often)"
+            f"was at {target} at its first evaluation, after {_epochs(outcome.epochs)}, so the "
+            "time of reaching it is not known (a metric has to fall to its target; evaluate more "
+            "often)"
         )
     if len(course.batches) > 1:
         batches = ", ".join(map(str, course.batches))
-        return f"came to {target} with several global batches ({batches})"
+        return f"reached {target} with several global batches ({batches})"
     return ""
 
 
@@ -109,19 +110,19 @@ def _epochs(epochs: float) -> str:
     return f"{epochs:.4g} epoch{'' if epochs == 1 else 's'}"
 
 
-def require_target(profiles: Sequence[WorkloadProfile], aim: Aim, told: Iterable[str]) -> None:
-    """Raise a `ConfigError` unless some training came to an aim, and all that did to the same."""
+def require_target(profiles: Sequence[WorkloadProfile], aim: Aim, reasons: Iterable[str]) -> None:
+    """Raise a `ConfigError` unless some run reached the aim, and no profile has another target."""
     mine = {f"{of} {aim.target:g}" for of in (aim.metric, "training loss")}
     for one in profiles:
         if one.trainings and one.target not in mine:
             raise ConfigError(
-                f"the trainings of the profile of {one.made_on} came to "
-                f"{one.target or 'an unknown target'}, and the plan is for {aim.metric} "
-                f"{aim.target:g}; give that as --target-loss, or leave the profile out"
+                f"the runs of the profile of {one.made_on} reached "
+                f"{one.target or 'an unknown target'}, but the plan is for {aim.metric} "
+                f"{aim.target:g}; give their target as --target-loss, or leave the profile out"
             )
     if not any(one.trainings for one in profiles):
-        why = "; ".join(told) or "no run was given, and no profile has trainings"
+        why = "; ".join(reasons) or "no run was given, and no profile has runs"
         raise ConfigError(
-            f"no run came to {aim.metric} {aim.target:g}: {why}. Choose a target that runs came "
-            "to, train on, or give --epochs"
+            f"no run reached {aim.metric} {aim.target:g}: {why}. Choose a target that runs "
+            "reached, train longer, or give --epochs"
         )

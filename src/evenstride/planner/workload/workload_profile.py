@@ -1,8 +1,8 @@
-"""A workload as it was measured: what a plan knows of the training it plans for.
+"""A measured workload: what a plan knows about the training run.
 
-A *profile* is a JSON file: the model's size, how long steps of some batch sizes take on one type of
-machine or several, how noisy its gradients are, and trainings that reached their target, as far as
-each was measured. Profiles of the same workload on different machines are put together.
+A *profile* is a JSON file. It holds the model's size, step times of some batch sizes on one or
+several types of machine, the noise of the gradients, and runs that reached their target, as far as
+each was measured. Profiles of the same workload on different machines can be merged.
 """
 
 from __future__ import annotations
@@ -30,33 +30,33 @@ class _Plain(BaseModel):
 
 
 class Point(_Plain):
-    """Steps of one batch size on one worker alone."""
+    """Steps of one batch size on a single worker."""
 
     samples: _Count  # in each step
     step_s: _Seconds  # mean seconds of a step
-    # Standard deviation of a step, as a part of the mean; where steps are not normal, that of
-    # normal ones the last of which is as late
+    # Relative standard deviation of a step; if steps are not normal, that of normal ones whose last
+    # one is as late
     scatter: Annotated[float, Field(ge=0, le=100)] = 0.0
-    steps: _Count = 1  # how many were measured
-    # Standard deviation of the mean of later steps, as a part, by how far blocks of steps lay
-    # apart; 0 if not known
+    steps: _Count = 1  # number of measured steps
+    # Relative standard deviation of the mean of later steps, from the scatter of blocks of steps; 0
+    # if not known
     drift: Annotated[float, Field(ge=0, le=100)] = 0.0
 
 
 class DeviceProfile(_Plain):
-    """One type of machine, and what one of its workers takes."""
+    """One type of machine, and the steps of one of its workers."""
 
     type: _Name  # as a catalogue names it, or any name of the user's own
-    device: str = ""  # accelerator, as its maker calls it; empty for a processor, or if not known
-    # Where the model's parameters were: ``cpu`` or ``cuda``; empty if not known
+    device: str = ""  # the maker's name of the accelerator; empty for a processor, or if not known
+    # Device of the model's parameters: ``cpu`` or ``cuda``; empty if not known
     computed_on: Literal["", "cpu", "cuda"] = ""
     points: tuple[Point, ...] = Field(min_length=1)  # steps of several sizes
-    # That fit into a worker's memory; ``None`` if no limit was met
+    # That fit into a worker's memory; ``None`` if no limit was reached
     most_samples: _Count | None = None
 
 
 class Model(_Plain):
-    """What is trained."""
+    """The trained model."""
 
     parameters: _Count
     gradient_bytes: Annotated[float, Field(ge=0, le=1e15)]
@@ -75,11 +75,11 @@ class Noise(_Plain):
 
     scale: Annotated[float, Field(ge=0)]  # in samples
     low: Annotated[float, Field(ge=0)] = 0.0  # lower end of its 95 % interval
-    high: Annotated[float, Field(ge=0)] | None = None  # upper end; ``None`` if there is none
+    high: Annotated[float, Field(ge=0)] | None = None  # upper end; ``None`` if unbounded
 
 
 class ReachedTraining(_Plain):
-    """A training that reached its target."""
+    """A run that reached its target."""
 
     batch: _Count  # global batch in samples
     epochs: Annotated[float, Field(gt=0, le=1e9)]  # until then
@@ -88,24 +88,24 @@ class ReachedTraining(_Plain):
 
 
 class WorkloadProfile(_Plain):
-    """What was measured of a workload."""
+    """The measurements of a workload."""
 
     format: int = FORMAT
-    evenstride: str  # version that measured it
-    torch: str  # version that it ran with
+    evenstride: str  # version that measured it.
+    torch: str  # version that it ran with.
     made_on: str
-    script: str = ""  # what was run, with its arguments as for a shell; empty if not known
-    model: Model  # what is trained
-    samples: _Count  # of an epoch
-    global_batch: _Count  # of the script
-    # What steps take on them; none in what a run tells if its times do not count
+    script: str = ""  # command line of the script, in shell syntax; empty if not known.
+    model: Model  # the trained model.
+    samples: _Count  # of an epoch.
+    global_batch: _Count  # of the script.
+    # Steps on each type of machine; empty for a run whose times do not count.
     devices: tuple[DeviceProfile, ...] = ()
-    links: Links | None = None  # between workers, if measured
-    noise: Noise | None = None  # of the gradient, if measured
-    trainings: tuple[ReachedTraining, ...] = ()  # that reached their target
-    target: str = ""  # that they reached, such as ``loss 0.35``; empty if there was none
-    # Seconds of an epoch beside its steps, such as evaluation; ``None`` if no whole epoch was
-    # measured
+    links: Links | None = None  # between workers, if measured.
+    noise: Noise | None = None  # of the gradient, if measured.
+    trainings: tuple[ReachedTraining, ...] = ()  # that reached their target.
+    target: str = ""  # that they reached, such as ``loss 0.35``; empty if there was none.
+    # Seconds of an epoch beyond its steps, such as evaluation; ``None`` if no whole epoch was
+    # measured.
     beside_s: Annotated[float, Field(ge=0, le=1e9)] | None = None
 
 
@@ -114,10 +114,10 @@ def read_profile(path: Path) -> WorkloadProfile:
     try:
         plain = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
     except (ValueError, RecursionError):
         raise ConfigError(
-            f"{path} is not a profile: it is no JSON; evenstride profile writes one"
+            f"{path} is not a profile: it is not JSON; create one with evenstride profile"
         ) from None
     return profile_of(plain, str(path))
 
@@ -127,8 +127,8 @@ def profile_of(plain: Any, source: str) -> WorkloadProfile:
     version = plain.get("format") if isinstance(plain, dict) else None
     if not isinstance(version, int) or version != FORMAT:
         raise ConfigError(
-            f"{source} is not a profile of format {FORMAT} (it says {version!r}); measure it again "
-            "with evenstride profile"
+            f"{source} is not a profile of format {FORMAT} (its format is {version!r}); measure it "
+            "again with evenstride profile"
         )
     try:
         return WorkloadProfile.model_validate(plain)
@@ -136,27 +136,27 @@ def profile_of(plain: Any, source: str) -> WorkloadProfile:
         first = error.errors(include_url=False)[0]
         field = ".".join(map(str, first["loc"]))
         raise ConfigError(
-            f"{source} is no profile that can be used: {field or 'it'}: {first['msg']}; take the "
-            "file as evenstride profile wrote it, or measure again"
+            f"{source} is not a valid profile: {field or 'it'}: {first['msg']}; use the original "
+            "file of evenstride profile, or measure again"
         ) from None
 
 
 def write_profile(profile: WorkloadProfile, path: Path) -> None:
-    """Write a profile as a JSON file, or raise a `ConfigError`; its folder is made if needed."""
+    """Write a profile as a JSON file, or raise a `ConfigError`; creates its folder if needed."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(profile.model_dump_json(indent=1) + "\n", encoding="utf-8")
     except OSError as error:
-        raise ConfigError(f"{path} cannot be written: {error.strerror}") from None
+        raise ConfigError(f"cannot write {path}: {error.strerror}") from None
 
 
 def merged(profiles: Sequence[WorkloadProfile], *, force: bool = False) -> WorkloadProfile:
     """Return one profile of the same workload from several.
 
-    Devices of one type are put together point by point, later profiles last. Links and noise are
-    the last ones that were measured; trainings are those of all. The batch is that of the first
-    profile with times: a run without any tells of noise and links at its own. ``force`` puts
-    together what differs in model, data or torch.
+    Devices of one type are merged point by point, later profiles last. Links and noise are
+    the last measured ones; runs that reached a target are those of all. The batch is that of the
+    first profile with times: a run without times has noise and links at its own batch. ``force``
+    merges profiles that differ in model, data or torch.
     """
     first = next((one for one in profiles if one.devices), profiles[0])
     require_same(profiles, force=force)
@@ -164,8 +164,8 @@ def merged(profiles: Sequence[WorkloadProfile], *, force: bool = False) -> Workl
         _require_same_target(profiles)
     if not any(one.devices for one in profiles):
         raise ConfigError(
-            "it is not known how long steps take: none of the profiles has a device; measure one "
-            "with evenstride profile, or say with --as what the machines of a run are called"
+            "step times are not known: none of the profiles has a device; measure one with "
+            "evenstride profile, or give the names of a run's machines with --as"
         )
     return first.model_copy(
         update={
@@ -183,20 +183,20 @@ def merged(profiles: Sequence[WorkloadProfile], *, force: bool = False) -> Workl
 def require_versions(
     profile: WorkloadProfile, evenstride: str, torch: str, *, force: bool = False
 ) -> None:
-    """Raise a `ConfigError` if a profile is of another minor version, whose times may differ."""
+    """Raise a `ConfigError` if a profile has another minor version, whose times may differ."""
     for name, was, now in (
         ("evenstride", profile.evenstride, evenstride),
         ("torch", profile.torch, torch),
     ):
         if now and _minor(was) != _minor(now) and not force:
             raise ConfigError(
-                f"the profile was measured with {name} {was}, and {now} is installed, so its times "
-                "need not hold; measure it again with evenstride profile, or use --force"
+                f"the profile was measured with {name} {was}, but {now} is installed, so its times "
+                "may differ; measure it again with evenstride profile, or use --force"
             )
 
 
 def require_same(profiles: Sequence[WorkloadProfile], *, force: bool = False) -> None:
-    """Raise a `ConfigError` unless profiles are of the same model, data and torch."""
+    """Raise a `ConfigError` unless profiles have the same model, data and torch."""
     first = profiles[0]
     for other in () if force else profiles[1:]:
         for what, mine, theirs in (
@@ -207,8 +207,8 @@ def require_same(profiles: Sequence[WorkloadProfile], *, force: bool = False) ->
         ):
             if mine != theirs:
                 raise ConfigError(
-                    f"the profiles of {first.made_on} and {other.made_on} are of different {what} "
-                    f"({mine} and {theirs}), so they tell of different workloads; plan for one of "
+                    f"the profiles of {first.made_on} and {other.made_on} have different {what} "
+                    f"({mine} and {theirs}), so their workloads differ; plan for one of "
                     "them, or use --force"
                 )
 
@@ -217,7 +217,7 @@ def _require_same_target(profiles: Sequence[WorkloadProfile]) -> None:
     targets = sorted({one.target for one in profiles if one.target})
     if len(targets) > 1:
         raise ConfigError(
-            f"the trainings came to different targets ({' and '.join(targets)}), so their epochs "
+            f"the runs reached different targets ({' and '.join(targets)}), so their epochs "
             "cannot be compared; record the same metric in all of them, leave some out, or use "
             "--force"
         )

@@ -1,4 +1,4 @@
-"""What happened in a run, from its trace: whose times, which decisions, who waited for whom.
+"""The analysis of a run's trace: times, decisions, and which worker waited for which.
 
-Start with `run_timeline`. `top`, the page and the export only draw what this package says.
+Start with `run_timeline`. `top`, the page and the export draw its results.
 """

@@ -1,9 +1,9 @@
-"""Where the time of a run went: who made the others wait, when and why, who slowed down, and sums.
+"""Attribute the time of a run: which worker made the others wait, when and why, and sums.
 
-In each step the slowest worker makes every other one wait for the difference of their own work.
-That difference is counted, not what ranks report as waiting: this has the communication in it,
-which is nobody's fault. A worker that slowed down gets fewer samples, and then nobody waits for it.
-What it cost is in the shares of the others.
+In each step, every worker waits for the slowest one by the difference of their busy times. Only
+this difference is attributed. The waiting times that ranks report also contain communication,
+which no worker causes. A worker that slows down gets fewer samples, so that no worker waits for
+it; its cost is in the shares of the others.
 """
 
 from __future__ import annotations
@@ -28,66 +28,66 @@ from evenstride.report.analysis.run_generation import (
 from evenstride.report.analysis.speed_phases import SpeedPhase, phases_of
 from evenstride.report.wording import duration
 
-_MENTIONED = 0.02  # of the time; who caused less is not named
-_UNTOLD = 0.05  # of what a worker caused, at most, without being told of apart
-_NEXT_TO_NOTHING = 0.005
-_SLOWER = 0.9  # of its own best speed; above that it did not slow down
-_DATA = 0.5  # of its own work
+_MENTIONED = 0.02  # fraction of the run's time; a worker that caused less is not named
+_UNREPORTED = 0.05  # largest fraction of a worker's caused time that is not reported separately
+_NEGLIGIBLE = 0.005
+_SLOWER = 0.9  # of its own best speed; a faster worker did not slow down
+_DATA = 0.5  # fraction of the busy time
 _MOST_STRETCHES = 3
-_EDGE = 0.01  # of what a worker caused in a phase, that may lie at either end of it
+_EDGE = 0.01  # fraction of the caused time that may lie at either end of a phase
 _SHORTER = 0.85
 _AS_SLOW = 0.5
 _CHANCE = 0.02
 _ALWAYS = 0.9
-_BLOCK = 100  # steps, over which times are summed so that scatter does not count
+_BLOCK = 100  # steps; sums over a block average out the random variation
 _MOST_BLOCKS = 50
-_LASTING = 0.05  # of all steps; a slow-down that is shorter is not told of
-_MOST_PHASES = 3  # that are told of one by one
+_LASTING = 0.05  # fraction of all steps; a shorter slowdown is not reported
+_MOST_PHASES = 3  # that are reported one by one
 
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Steps in which a worker kept the others waiting, in one phase of its speed."""
+    """Steps in which a worker made the others wait, within one phase of its speed."""
 
-    first: int  # number of the first step
-    last: int  # number of the last
-    speed: float  # of the worker, as a part of its own best
-    caused_s: float  # seconds that the others waited for it, of all of them together
-    data_part: float  # of its own work, waiting for data
-    # How much longer it works as a rule than the slowest of the others, as a part of that, where
-    # they waited for it; below 0.02 only its scatter makes them wait
+    first: int  # number of the first step.
+    last: int  # number of the last.
+    speed: float  # of the worker, as a fraction of its own best.
+    caused_s: float  # seconds that the others waited for it, summed over them.
+    data_part: float  # fraction of its busy time in which it waited for data.
+    # Excess of its busy time over that of the slowest other worker, as a fraction of the latter,
+    # where they waited for it; below 0.02 only its random variation makes them wait
     longer: float = 0.0
-    often: float = 1.0  # in what part of the stretch it is slower than all others as a rule
+    often: float = 1.0  # fraction of the stretch in which it is usually the slowest.
 
 
 @dataclass(frozen=True, slots=True)
 class Blame:
-    """What one worker cost the others."""
+    """The waiting time that one worker caused."""
 
     rank: int
     worker: str
-    caused_s: float  # seconds that the others waited for it, of all of them together
-    each_s: float  # the same for each of the others, on average: what it cost by the clock
-    part: float  # `each_s` as a part of the time of all steps
-    slowest_steps: int  # how many it was the slowest in
-    stretches: tuple[Stretch, ...]  # phases of its speed, those in which it caused most first
-    reason: str  # one sentence
+    caused_s: float  # seconds that the others waited for it, summed over them.
+    each_s: float  # the same per other worker: the cost in wall-clock time.
+    part: float  # `each_s` as a fraction of the time of all steps.
+    slowest_steps: int  # number of steps in which it was the slowest.
+    stretches: tuple[Stretch, ...]  # phases of its speed, by caused time, largest first.
+    reason: str  # one sentence.
 
 
 def speeds_of(generation: RecordedGeneration, rank: int) -> FloatArray:
-    """Return a worker's speed in each step, in any unit: what it should take over what it took.
+    """Return a worker's relative speed in each step: expected time divided by measured time.
 
-    Steps that say nothing (the first of a pass, those without samples) are not a number.
+    Steps that carry no information (the first of a pass, those without samples) are NaN.
     """
     table = generation.table
     busy_s, share = table.busy_s[:, rank], table.share[:, rank]
-    says = table.modelled[:, rank] & (share > 0) & (busy_s > 0.0)
+    usable = table.modelled[:, rank] & (share > 0) & (busy_s > 0.0)
     with np.errstate(invalid="ignore", divide="ignore"):
-        return np.where(says, _usual_s(generation, rank) / busy_s, np.nan)
+        return np.where(usable, _expected_s(generation, rank) / busy_s, np.nan)
 
 
-def _usual_s(generation: RecordedGeneration, rank: int) -> FloatArray:
-    """Return what its curve says that its shares take: its shape is what counts."""
+def _expected_s(generation: RecordedGeneration, rank: int) -> FloatArray:
+    """Return the time of each share by the worker's fitted curve. Only its shape matters."""
     share = generation.table.share[:, rank].astype(np.float64)
     if generation.curves is None or rank not in generation.serving:
         return share
@@ -97,7 +97,7 @@ def _usual_s(generation: RecordedGeneration, rank: int) -> FloatArray:
 
 
 class Study:
-    """What one look at a generation works out, each part once, and only if it is asked for.
+    """Computes properties of a generation lazily, each once.
 
     The generation must not grow meanwhile.
     """
@@ -116,11 +116,11 @@ class Study:
 
     @cached_property
     def split_rows(self) -> IntArray:
-        """For each step, the row that shows the split in force at it."""
+        """For each step, the row that shows its split."""
         return split_rows(self.generation)
 
     def share(self, rank: int) -> FloatArray:
-        """Return a worker's samples in the split of each step; not a number if nothing was told."""
+        """Return a worker's samples in the split of each step; NaN where it is unknown."""
         return split_share(self.generation, rank, self.split_rows)
 
     def phases(self, rank: int) -> tuple[SpeedPhase, ...]:
@@ -129,9 +129,9 @@ class Study:
         return self._phases[rank]
 
     def speed_now(self, rank: int) -> tuple[float | None, int | None]:
-        """Return a worker's speed as a part of its best, and the step it has been so since.
+        """Return a worker's speed as a fraction of its best, and the step at which it changed.
 
-        ``None`` stands for a speed that is not known, and for a step where it is so all the time.
+        ``None`` stands for an unknown speed, and for a speed that never changed.
         """
         phases = self.phases(rank)
         if not phases:
@@ -141,17 +141,17 @@ class Study:
 
     @cached_property
     def blames(self) -> tuple[Blame, ...]:
-        """What each worker cost the others, who cost most first."""
+        """The waiting time that each worker caused, the largest first."""
         caused_s = self.waits.caused_s.sum(axis=0)
         order = np.argsort(-caused_s, kind="stable").tolist()
         return tuple(_blame(self, rank, float(caused_s[rank])) for rank in order)
 
 
 def blames_of(generation: RecordedGeneration) -> tuple[Blame, ...]:
-    """Return what each worker cost the others, who cost most first.
+    """Return the waiting time that each worker caused, the largest first.
 
     Cost:
-        some 30 ms for each worker that caused anything worth mentioning.
+        About 30 ms for each worker that caused a notable amount.
     """
     return Study(generation).blames
 
@@ -175,9 +175,9 @@ def _blame(study: Study, rank: int, caused_s: float) -> Blame:
 
 def _stretches(study: Study, rank: int) -> tuple[Stretch, ...]:
     last = study.generation.steps - 1
-    # Of a run in which every step is the first of a pass, no speed is known.
+    # No speed is known if every step is the first of a pass.
     phases = study.phases(rank) or (SpeedPhase(0, last, 1.0),)
-    # Steps before, between and after those that are modelled belong to the phase before.
+    # Steps that are not modelled belong to the phase before them.
     begins = [0, *(phase.first for phase in phases[1:])]
     ends = [*(begin - 1 for begin in begins[1:]), last]
     found = [
@@ -209,8 +209,8 @@ def _stretch(study: Study, rank: int, phase: SpeedPhase) -> Stretch:
 def _waited(caused_s: FloatArray, rank: int) -> tuple[int, int]:
     """Return the first and last row of a phase in which the others waited for a worker.
 
-    All of it, unless nearly all of its waiting is in clearly fewer and in the rest they waited for
-    somebody who was slower still.
+    This is the whole phase, unless nearly all of the waiting is in clearly fewer rows and the
+    others waited for an even slower worker in the rest.
     """
     own_s = caused_s[:, rank]
     whole, sums_s = (0, len(own_s) - 1), np.cumsum(own_s)
@@ -223,15 +223,15 @@ def _waited(caused_s: FloatArray, rank: int) -> tuple[int, int]:
     rest_s = np.delete(np.delete(caused_s, rank, axis=1), slice(first, last + 1), axis=0)
     if float(np.median(rest_s.sum(axis=1))) < _AS_SLOW * own_s[first : last + 1].mean():
         return whole
-    edge = round(_EDGE * (last - first + 1))  # what was cut off, as far as it is as dense
+    edge = round(_EDGE * (last - first + 1))  # restores the rows cut off at the ends
     return max(first - edge, 0), min(last + edge, whole[1])
 
 
 def _slower(busy_s: FloatArray, caused_s: FloatArray, rank: int) -> tuple[float, float]:
-    """Return how much slower than all others a worker is as a rule, and in what part of steps.
+    """Return how much slower than all others a worker usually is, and in what fraction of steps.
 
-    Sums over blocks of a hundred steps, so that scatter does not count; blocks weigh as much as
-    others waited for it in them.
+    Sums over blocks of 100 steps average out random variation. A block's weight is the time that
+    others waited for the worker in it.
     """
     whole = ~np.isnan(busy_s).any(axis=1)
     if not whole.any() or busy_s.shape[1] < 2:
@@ -254,31 +254,31 @@ def _reason(
 ) -> str:
     name = f"worker {rank} ({generation.workers[rank]})"
     if not generation.lockstep:
-        return f"{name}: nobody waits for another in this mode"
+        return f"{name}: workers do not wait for each other in this mode"
     if part < _MENTIONED or not stretches:
         return f"{name} made the others wait {duration(each_s)}, {part:.1%} of the time"
-    told = f"{name} made each of the others wait {duration(each_s)}, {part:.0%} of the time"
+    cost = f"{name} made each other worker wait {duration(each_s)}, {part:.0%} of the time"
     total_s = sum(one.caused_s for one in stretches)
     main = _main(stretches, total_s)
     when = [_when(generation, one) for one in main]
     why = [_why(generation, one) for one in main]
     rest = 1.0 - sum(one.caused_s for one in main) / total_s
-    if len(main) == 1 and rest <= _UNTOLD:
-        return f"{told}, {when[0]}: {why[0]}"
+    if len(main) == 1 and rest <= _UNREPORTED:
+        return f"{cost}, {when[0]}: {why[0]}"
     parts = [duration(each_s * one.caused_s / total_s) for one in main]
     each = [f"{p} {w} ({y})" for p, w, y in zip(parts, when, why, strict=True)]
-    if rest > _NEXT_TO_NOTHING:
+    if rest > _NEGLIGIBLE:
         each.append(f"{duration(each_s * rest)} at other times")
-    return f"{told}: {', '.join(each)}"
+    return f"{cost}: {', '.join(each)}"
 
 
 def _main(stretches: tuple[Stretch, ...], total_s: float) -> list[Stretch]:
-    """Return the few stretches that hold nearly all of what a worker caused, in order."""
+    """Return the few stretches with nearly all of the caused time, in order of steps."""
     main, held_s = [], 0.0
     for one in stretches[:_MOST_STRETCHES]:
         main.append(one)
         held_s += one.caused_s
-        if held_s >= (1.0 - _UNTOLD) * total_s:
+        if held_s >= (1.0 - _UNREPORTED) * total_s:
             break
     return sorted(main, key=lambda one: one.first)
 
@@ -300,32 +300,33 @@ def _when(generation: RecordedGeneration, one: Stretch) -> str:
 
 def _why(generation: RecordedGeneration, one: Stretch) -> str:
     if one.data_part >= _DATA:
-        return f"{one.data_part:.0%} of its own time it waited for data"
-    share = f"its share took it {one.longer:.0%} longer than any other took for its own"
+        return f"it waited for data in {one.data_part:.0%} of its busy time"
+    share = f"its share took {one.longer:.0%} longer than any other worker's share"
     if one.speed < _SLOWER:
         fell = "was" if one.first <= generation.first else "fell to"
         speed = f"its speed {fell} {one.speed:.2f} of its best"
-        # A slow-down that explains the lesser part of it is not the reason.
+        # A slowdown that explains less than half of the excess is not the reason.
         return speed if 1.0 / one.speed - 1.0 >= 0.5 * one.longer else f"{share}, and {speed}"
     if one.longer < _CHANCE:
-        return "by chance, as its times scatter; it is no slower as a rule"
+        return "by chance; its step times vary, but it is not slower on average"
     return share
 
 
 @dataclass(frozen=True, slots=True)
 class Slowdown:
-    """A worker that was slower than at its best, where its waits do not tell that already."""
+    """A worker that ran below its best speed and is not named for its waits already."""
 
     rank: int
-    lost: float  # steps at its best speed that it lost
-    told: str  # how slow it was when, such as ``ran at 0.5 of its best speed since step 200``
+    lost: float  # time lost, in steps at its best speed
+    text: str  # speed and steps, such as ``ran at 0.5 of its best speed since step 200``
+    worst: str  # the same of the phase in which it lost most
 
 
 def slowed_of(study: Study, ranks: Iterable[int]) -> tuple[Slowdown, ...]:
-    """Return who of some workers slowed down, who lost most first.
+    """Return the workers that slowed down, by lost time, largest first.
 
     Cost:
-        that of their phases, some 20 ms for each worker.
+        About 20 ms for each worker.
     """
     found = []
     for rank in ranks:
@@ -334,19 +335,24 @@ def slowed_of(study: Study, ranks: Iterable[int]) -> tuple[Slowdown, ...]:
             for one in study.phases(rank)
             if one.speed < _SLOWER and _steps(one) >= _LASTING * study.generation.steps
         ]
-        told = _slowdown_told(study, rank, phases)
-        if told:
-            lost = sum((1.0 - one.speed) * _steps(one) for one in phases)
-            found.append(Slowdown(rank, lost, f"ran {told}"))
+        if text := _slowdown_text(study, rank, phases):
+            worst = max(phases, key=_lost)
+            found.append(
+                Slowdown(rank, sum(map(_lost, phases)), f"ran {text}", _phase_text(study, worst))
+            )
     return tuple(sorted(found, key=lambda one: -one.lost))
+
+
+def _lost(phase: SpeedPhase) -> float:
+    return (1.0 - phase.speed) * _steps(phase)
 
 
 def _steps(phase: SpeedPhase) -> int:
     return phase.last - phase.first + 1
 
 
-def _slowdown_told(study: Study, rank: int, phases: Sequence[SpeedPhase]) -> str:
-    """Return at which speed a worker ran when; nothing where its waits tell that already."""
+def _slowdown_text(study: Study, rank: int, phases: Sequence[SpeedPhase]) -> str:
+    """Return a worker's speeds and their steps; empty if its blame reports them already."""
     if not phases:
         return ""
     blamed = any(one.rank == rank and one.stretches for one in study.blames)
@@ -355,36 +361,36 @@ def _slowdown_told(study: Study, rank: int, phases: Sequence[SpeedPhase]) -> str
             return ""
         slowest = min(one.speed for one in phases)
         return (
-            f"below its best speed in {len(phases)} phases, at {slowest:.2f} of it in the slowest"
+            f"below its best speed in {len(phases)} phases, at {slowest:.2f} of it at the slowest"
         )
     changes = [_share_change(study, rank, one) for one in phases]
     if blamed and not any(changes):
         return ""
     return "; ".join(
-        f"at {one.speed:.2f} of its best speed {_steps_told(study, one)}{change}"
-        for one, change in zip(phases, changes, strict=True)
+        f"{_phase_text(study, one)}{change}" for one, change in zip(phases, changes, strict=True)
     )
 
 
-def _steps_told(study: Study, phase: SpeedPhase) -> str:
+def _phase_text(study: Study, phase: SpeedPhase) -> str:
     first = study.generation.first
+    steps = f"in steps {first + phase.first:,} to {first + phase.last:,}"
     if phase.last >= study.generation.steps - 1:
-        return f"since step {first + phase.first:,}"
-    return f"in steps {first + phase.first:,} to {first + phase.last:,}"
+        steps = f"since step {first + phase.first:,}"
+    return f"at {phase.speed:.2f} of its best speed {steps}"
 
 
 def _share_change(study: Study, rank: int, phase: SpeedPhase) -> str:
-    """Return how its share answered to a phase of its speed."""
+    """Return how its share changed in a phase; empty if it did not."""
     share = study.share(rank)
     before, after = share[max(phase.first - 1, 0)], share[phase.last]
     if np.isnan(before) or np.isnan(after) or before == after:
         return ""
-    return f", its share going from {before:,.0f} to {after:,.0f} samples"
+    return f", and its share went from {before:,.0f} to {after:,.0f} samples"
 
 
 @dataclass(frozen=True, slots=True)
 class Totals(JudgedTime):
-    """Sums over all steps of one or several generations, in seconds."""
+    """Sums over the steps of one or several generations, in seconds."""
 
     steps: int
     samples: int
@@ -392,22 +398,27 @@ class Totals(JudgedTime):
     busy_s: float
     waited_s: float
     communication_s: float
-    apart_s: float  # evaluation, saving, waiting for decisions, by the clock
+    apart_s: float  # wall-clock time of evaluation, saving and waiting for decisions
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the sums and the figures that they give, as JSON types."""
+        """Return the sums and the figures derived from them, as JSON types."""
         names = ("efficiency_model", "speedup_model", "bound_model", "saved_s", "waiting_part")
         return {**asdict(self), **{name: getattr(self, name) for name in names}}
 
     @property
     def waiting_part(self) -> float:
-        """Of all workers' time in steps, the part spent waiting for slower ones."""
+        """Fraction of all workers' time in steps spent waiting for slower workers."""
         whole_s = self.busy_s + self.waited_s
         return self.waited_s / whole_s if whole_s else 0.0
 
+    @property
+    def samples_per_s(self) -> float:
+        """Samples per second of step time."""
+        return self.samples / self.took_s if self.took_s else 0.0
+
 
 def totals_of(generations: Sequence[RecordedGeneration]) -> Totals:
-    """Return what some generations came to together."""
+    """Return the sums over some generations."""
     parts = [_totals(one) for one in generations] or [Totals(0, 0, 0.0, 0.0, 0.0, 0.0, 0.0)]
     names = Totals.__dataclass_fields__
     return Totals(**{name: sum(getattr(part, name) for part in parts) for name in names})

@@ -1,4 +1,4 @@
-"""How a run stands, as one value: what ``evenstride top`` shows and its ``--json`` prints."""
+"""The current state of a run as one value, for ``evenstride top`` and its ``--json``."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from math import floor
 from typing import Any
 
 from evenstride.report.analysis.attribution import Study, Totals, slowed_of, totals_of
+from evenstride.report.analysis.key_findings import key_findings
 from evenstride.report.analysis.record_validation import seconds_of
 from evenstride.report.analysis.run_generation import (
     RecordedDecision,
@@ -20,57 +21,58 @@ from evenstride.report.analysis.run_timeline import LeaderProcess, RunTimeline
 from evenstride.report.wording import plain
 
 RECENT = 20
-"""Steps that count as now."""
+"""Number of the latest steps whose medians are shown."""
 _CHANGES = 5
 _ALIKE = 1e-6  # epochs
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerView:
-    """How one worker stands; times are medians of the latest steps."""
+    """The current state of one worker; times are medians of the latest steps."""
 
     rank: int
     name: str
-    state: str  # what it is to the run
-    share: int  # samples per step
-    busy_s: float | None  # own work in a step; ``None`` if nothing was heard of it
-    wait_s: float | None  # waiting for slower workers, and communication
-    speed: float | None  # as a part of its own best
-    since: int | None  # step from which its speed has been so; ``None`` if all the time
-    caused_s: float  # seconds that each of the others waited for it, on average, since these met
-    peak_bytes: int | None  # of memory, as reported last
-    limit_bytes: int | None  # of memory, as reported last
+    state: str  # serving, joining, leaving, ...
+    share: int  # samples per step.
+    busy_s: float | None  # busy time of a step; ``None`` if it is unknown.
+    wait_s: float | None  # waiting for slower workers, and communication.
+    speed: float | None  # as a fraction of its own best.
+    since: int | None  # step from which it has had this speed; ``None`` if always.
+    caused_s: float  # mean seconds that each other worker waited for it, in this generation.
+    peak_bytes: int | None  # of memory, as reported last.
+    limit_bytes: int | None  # of memory, as reported last.
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """How a run stands."""
+    """The current state of a run."""
 
-    run: str  # its trace file
-    policy: str  # by its specification
-    sync: str  # mode of synchronisation
-    lockstep: bool  # whether workers wait for one another
-    global_batch: int  # samples per step
-    generation: int  # of workers, counted over the whole run from 1
-    lives: int  # processes that have written the trace
-    step: int  # steps that the leader has committed, in this process
-    epoch: float | None  # epochs trained, with the part of the one in hand; ``None`` if not known
-    step_s: float | None  # median time of the latest steps
-    heard_s: float | None  # seconds since the trace was written last, as far as that is known
-    ended: bool  # whether the run has said that it ended
-    totals: Totals  # sums over all of it
-    workers: tuple[WorkerView, ...]  # in rank order
-    decision: RecordedDecision | None  # the latest
-    changes: tuple[RecordedDecision, ...]  # the latest changes of the shares, the last one first
-    # Who made others wait, in sentences, those who cost most; then who was slow though nobody
-    # waited for it, as it has fewer samples
+    run: str  # its trace file.
+    policy: str  # its specification.
+    sync: str  # synchronisation mode.
+    lockstep: bool  # whether workers wait for each other.
+    global_batch: int  # samples per step.
+    generation: int  # of workers, counted over the whole run from 1.
+    lives: int  # number of processes that have written the trace.
+    step: int  # number of steps that the leader has committed, in this process.
+    epoch: float | None  # epochs trained, fractions included; ``None`` if unknown.
+    step_s: float | None  # median time of the latest steps.
+    heard_s: float | None  # seconds since the last record of the trace, if known.
+    ended: bool  # whether the trace records the end of the run.
+    totals: Totals  # sums over the run.
+    findings: tuple[str, ...]  # the most important facts, at most three sentences.
+    workers: tuple[WorkerView, ...]  # in rank order.
+    decision: RecordedDecision | None  # the latest.
+    changes: tuple[RecordedDecision, ...]  # the latest changes of the shares, newest first.
+    # One sentence for each worker that made the others wait, by cost. Then one for each worker
+    # that is slow but delays no step, because it has fewer samples
     blames: tuple[str, ...]
-    alerts: tuple[str, ...]  # notes that warn, the last one first
-    unread: tuple[str, ...]  # what could not be read
-    not_measured: str = ""  # why steps could not be measured; empty if they could
+    alerts: tuple[str, ...]  # newest first.
+    unread: tuple[str, ...]  # parts of the trace that could not be read.
+    not_measured: str = ""  # why steps could not be measured; empty if they were.
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the view as JSON types, with the figures that totals give."""
+        """Return the view as JSON types, with the figures derived from the totals."""
         totals = self.totals.to_dict()
         if self.not_measured and not self.totals.steps:
             totals |= dict.fromkeys(totals.keys() - asdict(self.totals).keys())
@@ -78,10 +80,10 @@ class View:
 
 
 def view_of(story: RunTimeline, now_unix_s: float) -> View | None:
-    """Return how a run stands; ``None`` before its workers have met.
+    """Return the current state of a run; ``None`` before its first process group exists.
 
     Cost:
-        some 20 ms for each worker, and 0.1 us for each of its steps.
+        About 20 ms for each worker, and 0.1 us for each of its steps.
     """
     now = story.now
     if now is None:
@@ -89,15 +91,17 @@ def view_of(story: RunTimeline, now_unix_s: float) -> View | None:
     life = story.lives[-1]
     committed = max(step for _, step in now.anchors)
     parts = since_met(story.lives[now.life].generations)
-    # A batch that was decided at the last step has none yet.
+    # A generation has no step yet if its batch was decided at the last step.
     study = Study(next((one for one in reversed(parts) if one.steps), now))
     decisions = [decision for one in parts for decision in one.decisions]
     moves = [one for one in decisions if one.shares is not None]
     header = life.header
+    totals, sync = totals_of(story.generations), plain(header.get("sync") or "bsp")
+    known = study if totals.steps or now.not_measured else None
     return View(
         run=plain(story.path),
         policy=plain(header.get("policy", "?")),
-        sync=plain(header.get("sync") or "bsp"),
+        sync=sync,
         lockstep=now.lockstep,
         global_batch=now.global_batch,
         generation=sum(one.met for one in story.generations),
@@ -107,7 +111,8 @@ def view_of(story: RunTimeline, now_unix_s: float) -> View | None:
         step_s=median_s(study.durations_s[-RECENT:]),
         heard_s=_heard_s(life, now, now_unix_s),
         ended=story.ended,
-        totals=totals_of(story.generations),
+        totals=totals,
+        findings=key_findings(known, totals, sync, range(len(now.workers))),
         workers=_workers(study, parts),
         decision=decisions[-1] if decisions else None,
         changes=tuple(reversed(moves[-_CHANGES:])),
@@ -123,7 +128,7 @@ def _blames(study: Study) -> tuple[str, ...]:
     slowed = slowed_of(study, range(len(workers))) if study.generation.lockstep else ()
     return (
         *(plain(one.reason) for one in study.blames if one.stretches),
-        *(plain(f"worker {one.rank} ({workers[one.rank]}) {one.told}") for one in slowed),
+        *(plain(f"worker {one.rank} ({workers[one.rank]}) {one.text}") for one in slowed),
     )
 
 
@@ -158,8 +163,8 @@ def _workers(study: Study, parts: Sequence[RecordedGeneration]) -> tuple[WorkerV
 
 
 def _epoch(life: LeaderProcess, committed: int) -> float | None:
-    """Return the epochs trained, from where the latest pass began."""
-    # The next one may be told of before the last step of this one is.
+    """Return the epochs trained, counted from the start of the latest pass."""
+    # The record of the next pass may precede that of this pass's last step.
     passes = [one for one in life.passes if one.step <= committed]
     if not passes:
         return None
@@ -172,10 +177,10 @@ def _heard_s(life: LeaderProcess, now: RecordedGeneration, now_unix_s: float) ->
     began_s = life.began_unix_s
     if began_s is None:
         return None
-    # Before the workers of a process have met, it has told of nothing but its header.
-    met = any(one is now for one in life.generations)
-    told_s = now.anchors[-1][0] if met else seconds_of(life.header.get("at_s")) or 0.0
-    return max(0.0, now_unix_s - began_s - told_s)
+    # A process writes only its header before its process group exists.
+    formed = any(one is now for one in life.generations)
+    last_s = now.anchors[-1][0] if formed else seconds_of(life.header.get("at_s")) or 0.0
+    return max(0.0, now_unix_s - began_s - last_s)
 
 
 def _alerts(life: LeaderProcess) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
-"""What can be believed of a trace's records, and what is missing in what is shown of them.
+"""Validate the records of a trace, and describe what is missing.
 
-A trace may have been changed after it was written. What is shown of it is taken as read from here
-on, so whatever cannot be is refused before it gets there, by a `ValueError` or `TypeError`.
+A trace may have been changed after it was written. Later code trusts its records, so impossible
+values raise `ValueError` or `TypeError` here.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ _MOST_BYTES = 1 << 62
 _LATEST_S = 4.0e9  # over a hundred years
 _DEEPEST = 32
 _SHORTEST_S = 1e-9
-_DIFFERS = 0.05  # part of the larger of two sums
+_DIFFERS = 0.05  # fraction of the larger of two sums
 _LONGEST_S = 1e12
-_COUNTS = 0.001  # part of all own work; what is less is left to rounding
+_COUNTS = 0.001  # fraction of all busy time; smaller differences are rounding
 _WORDS = {
-    "busy_s": "was at work for",
-    "waited_s": "waited for slower ones for",
+    "busy_s": "was busy for",
+    "waited_s": "waited for slower workers for",
     "caused_s": "made others wait for",
 }
 
 
 def number_of(value: Any) -> float | None:
-    """Return a finite number; ``None`` for all else.
+    """Return a finite number; ``None`` for any other value.
 
     >>> number_of(3), number_of("3"), number_of(float("inf")), number_of(10**400)
     (3.0, None, None, None)
@@ -47,13 +47,13 @@ def number_of(value: Any) -> float | None:
 
 
 def seconds_of(value: Any) -> float | None:
-    """Return a moment of a process's clock; ``None`` for what is none."""
+    """Return a time of a process's clock; ``None`` for an impossible value."""
     found = number_of(value)
     return found if found is not None and 0.0 <= found <= _LATEST_S else None
 
 
 def shallow(value: Any, most: int = _DEEPEST) -> Any:
-    """Return JSON types with what lies too deep to be written again as an ellipsis.
+    """Return JSON types with an ellipsis in place of deeper levels.
 
     >>> shallow({"a": [1, [2]]}, 2)
     {'a': [1, '…']}
@@ -68,9 +68,9 @@ def shallow(value: Any, most: int = _DEEPEST) -> Any:
 
 
 def whole_of(value: Any, most: int, low: int = 0) -> int:
-    """Return a whole number that lies within bounds."""
+    """Return an integer within bounds."""
     if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= most:
-        raise ValueError(f"not a whole number from {low} to {most}")
+        raise ValueError(f"not an integer from {low} to {most}")
     return value
 
 
@@ -79,7 +79,7 @@ def batch_of(value: Any) -> int:
 
 
 def lockstep_of(header: dict[str, Any]) -> bool:
-    """Return whether all workers of a process take the same steps."""
+    """Return whether the workers of a process take their steps together."""
     try:
         return sync_from_spec(str(header.get("sync") or "bsp")).lockstep
     except EvenstrideError:  # a mode of another version
@@ -94,39 +94,39 @@ def check_formed(event: FleetFormed) -> None:
         raise ValueError("a group without workers")
 
 
-def check_shares(told: SetShares, batch: int) -> None:
-    whole_of(told.effective, MOST_STEPS)
-    if not isinstance(told.shares, tuple):
+def check_shares(decided: SetShares, batch: int) -> None:
+    whole_of(decided.effective, MOST_STEPS)
+    if not isinstance(decided.shares, tuple):
         raise TypeError("shares are a list")
-    for share in told.shares:
+    for share in decided.shares:
         whole_of(share, batch)
 
 
 def check_exchanged(event: Exchanged) -> None:
-    for told in event.memory:
-        whole_of(told.worker, MOST_STEPS)
-        whole_of(told.samples, _MOST_SAMPLES)
-        for size in (told.peak_bytes, told.limit_bytes):
+    for peak in event.memory:
+        whole_of(peak.worker, MOST_STEPS)
+        whole_of(peak.samples, _MOST_SAMPLES)
+        for size in (peak.peak_bytes, peak.limit_bytes):
             if size is not None:
                 whole_of(size, _MOST_BYTES)
 
 
-def possible(told: Measurements, batch: int) -> npt.NDArray[np.bool_]:
-    """Return which reports there can be, bool ``(n,)``.
+def possible(measured: Measurements, batch: int) -> npt.NDArray[np.bool_]:
+    """Return which reports are possible, bool ``(n,)``.
 
-    They are sound, of no more than the batch, and of no step that took under a nanosecond.
+    A possible report is sound, has at most the batch, and has no step shorter than 1 ns.
     """
-    owner = np.repeat(np.arange(len(told)), told.steps)
-    short = np.bincount(owner, weights=told.busy_s < _SHORTEST_S, minlength=len(told))
-    samples = (told.share >= 0) & (told.share <= batch)
-    return np.asarray(told.sound & samples & (short == 0), dtype=np.bool_)
+    owner = np.repeat(np.arange(len(measured)), measured.steps)
+    short = np.bincount(owner, weights=measured.busy_s < _SHORTEST_S, minlength=len(measured))
+    samples = (measured.share >= 0) & (measured.share <= batch)
+    return np.asarray(measured.sound & samples & (short == 0), dtype=np.bool_)
 
 
 def unlike_summary(generations: Sequence[RecordedGeneration], summary: dict[str, Any]) -> str:
-    """Return in a sentence which sums of a process's summary differ from those of the steps read.
+    """Return a sentence on sums of a process's summary that differ from those of its steps.
 
-    They differ by 5 % or more only if records are missing, or were changed after they were written:
-    the run sums up the same steps as the trace tells of. Sums are of the last workers that met.
+    The run sums the same steps as the trace records. So the sums differ by 5 % or more only if
+    records are missing or were changed. The sums are those of the last generation.
 
     Cost:
         0.1 us for each step of each worker.
@@ -135,36 +135,33 @@ def unlike_summary(generations: Sequence[RecordedGeneration], summary: dict[str,
     if not differing:
         return ""
     more = f", and {len(differing) - 1} more sum(s) differ" if len(differing) > 1 else ""
-    return (
-        f"by the run's own summary {differing[0]}{more}: records of it are missing, or were changed"
-    )
+    return f"by the run's own summary, {differing[0]}{more}: records are missing or were changed"
 
 
 def _differing(generations: Sequence[RecordedGeneration], summary: dict[str, Any]) -> Iterator[str]:
-    told, workers = summary.get("workers"), generations[0].workers
-    if not isinstance(told, list) or len(told) != len(workers):
+    sums, workers = summary.get("workers"), generations[0].workers
+    if not isinstance(sums, list) or len(sums) != len(workers):
         return
     parts = [_sums_s(one) for one in generations]  # of one batch each
     read = {name: np.sum([part[name] for part in parts], axis=0) for name in parts[0]}
     counts_s = _COUNTS * float(read["busy_s"].sum())
-    for rank, worker in enumerate(told):
+    for rank, worker in enumerate(sums):
         for name, of_all_s in read.items():
-            told_s = _seconds(worker, name)
-            if told_s is None:
+            sum_s = _seconds(worker, name)
+            if sum_s is None:
                 continue
-            apart_s, most_s = abs(told_s - of_all_s[rank]), max(told_s, of_all_s[rank])
+            apart_s, most_s = abs(sum_s - of_all_s[rank]), max(sum_s, of_all_s[rank])
             if apart_s > max(_DIFFERS * most_s, counts_s):
                 yield (
-                    f"worker {rank} ({workers[rank]}) {_WORDS[name]} "
-                    f"{duration(told_s)}, and by the steps that were read for "
-                    f"{duration(float(of_all_s[rank]))}"
+                    f"worker {rank} ({workers[rank]}) {_WORDS[name]} {duration(sum_s)}, but for "
+                    f"{duration(float(of_all_s[rank]))} by its recorded steps"
                 )
 
 
 def _sums_s(generation: RecordedGeneration) -> dict[str, FloatArray]:
-    """Return what a summary has of each worker, from its steps; only whole ones count there."""
+    """Return the sums of each worker as in a summary, which counts complete steps only."""
     table = generation.table
-    if not generation.lockstep:  # no step is whole, and nobody waits for another
+    if not generation.lockstep:  # no step is complete, and no worker waits
         return {"busy_s": np.nansum(table.busy_s, axis=0)}
     waits = waits_of(generation)
     return {
@@ -182,33 +179,33 @@ def _seconds(worker: Any, name: str) -> float | None:
 
 
 def gaps(damaged: int, unsound: int, not_replayed: str) -> Iterator[str]:
-    """Yield a sentence for each kind of what was left out of a run while it was read.
+    """Yield a sentence for each kind of record that was left out.
 
-    ``not_replayed`` is the error for which the control does not follow any more; else empty.
+    ``not_replayed`` is the error that ended the replay of decisions; empty without one.
     """
     if damaged:
         yield (
-            f"{damaged} record(s) were damaged, and left out; sums lack their steps, and "
-            "what is said of other splits may be off"
+            f"{damaged} damaged record(s) were left out; sums lack their steps, and the times of "
+            "other splits may be wrong"
         )
     if unsound:
         yield (
-            f"{unsound} report(s) of impossible times or samples were left out; their "
-            "steps count in no comparison"
+            f"{unsound} report(s) of impossible times or samples were left out; their steps are "
+            "not compared with other splits"
         )
     if not_replayed:
         yield (
-            "what was decided cannot be replayed by this version, so figures from fitted curves "
-            f"are missing ({not_replayed})"
+            "this version cannot replay the decisions, so figures from fitted curves are missing "
+            f"({not_replayed})"
         )
 
 
-def untold(generation: RecordedGeneration | None, summary: dict[str, Any] | None) -> str:
-    """Return in a sentence how many steps a process took beyond those that it told of."""
+def unrecorded(generation: RecordedGeneration | None, summary: dict[str, Any] | None) -> str:
+    """Return a sentence on the steps of a process after its last record; empty without any."""
     steps = number_of((summary or {}).get("step"))
     if generation is None or steps is None or not generation.lockstep or generation.not_measured:
         return ""
     left_out = int(steps) - generation.first - generation.steps
     if left_out <= 0:
         return ""
-    return f"the last {left_out} step(s) came after the last exchange, and count in no figure"
+    return f"the last {left_out} step(s) came after the last exchange and are in no figure"

@@ -1,9 +1,9 @@
-"""One generation of workers: its steps as columns, their splits, who waited, and the clock.
+"""One generation of workers: its steps as columns, their splits, the waits, and the clock.
 
-A trace has how long steps took, and now and then how many were committed at which moment. Between
-two such moments steps follow one another; time that none of them accounts for (evaluation, saving)
-lies before the step that had it, as far as that is known, else before the first of a pass over the
-data, and else before the first. A little of it is no pause, and lies between all steps.
+A trace records the length of each step, and at some times the number of committed steps. Between
+two such times, steps follow one another. Time outside of steps (evaluation, saving) is placed
+before the step that reports it, if known; else before the first step of a pass over the data, and
+else before the first step. A small remainder is spread over all steps.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from evenstride.core.allocation.speedup import Yardstick
+from evenstride.core.allocation.speedup import SplitReference
 from evenstride.core.fleet import FloatArray, IntArray, Shares
 from evenstride.core.time_model.estimates import CurveEstimates
 from evenstride.core.time_model.observation import Measurements, PeakMemory
 
 _FIRST_ROOM = 256
 _MOST_CELLS = 4e8
-"""A step beyond that many times of all workers is not believed: it would not fit into memory."""
+"""Largest number of recorded times. More would fill the memory, so the step number is wrong."""
 
 
 class StepTable:
-    """Steps of one generation of workers; rows are steps, columns workers.
+    """Steps of one generation; rows are steps, columns are workers.
 
-    What nobody has told of is not a number, and a share of -1.
+    Unknown times are NaN, unknown shares are -1.
     """
 
     def __init__(self, first: int, workers: int) -> None:
@@ -44,7 +44,7 @@ class StepTable:
 
     @property
     def busy_s(self) -> FloatArray:
-        """Own work: data, compute and the usual time between steps, ``(steps, workers)``."""
+        """Busy time: data, compute and the usual time between steps, ``(steps, workers)``."""
         return self._times[: self._count, 0]
 
     @property
@@ -54,12 +54,12 @@ class StepTable:
 
     @property
     def data_s(self) -> FloatArray:
-        """Of the busy time, waiting for data: the mean of its observation."""
+        """Part of the busy time spent waiting for data: the mean of its observation."""
         return self._times[: self._count, 2]
 
     @property
     def apart_s(self) -> FloatArray:
-        """Evaluation, saving, waiting for decisions: what an observation had, in its first step."""
+        """Evaluation, saving, waiting for decisions, at the first step of an observation."""
         return self._times[: self._count, 3]
 
     @property
@@ -69,21 +69,21 @@ class StepTable:
 
     @property
     def modelled(self) -> npt.NDArray[np.bool_]:
-        """Whether a step says something about a worker's speed, ``(steps, workers)``."""
+        """Whether a step is informative about a worker's speed, ``(steps, workers)``."""
         return self._modelled[: self._count]
 
     @property
     def other_s(self) -> FloatArray:
-        """What the equal and the best split would have made of each step, ``(2, steps)``."""
+        """Times of each step with the equal and the best split, ``(2, steps)``."""
         return self._other_s[:, : self._count]
 
     @property
     def whole(self) -> npt.NDArray[np.bool_]:
-        """Which steps all workers have told of, ``(steps,)``."""
+        """Whether all workers have reported a step, ``(steps,)``."""
         return np.asarray(~np.isnan(self.busy_s).any(axis=1))
 
     def add(self, measured: Measurements) -> int:
-        """Take what was measured; return how many observations were of no step there can be."""
+        """Add measurements; return the number of observations of impossible steps."""
         left_out = 0
         for seen in measured:
             at = seen.first_step - self.first
@@ -103,15 +103,15 @@ class StepTable:
         return left_out
 
     def judge(self, rows: IntArray, other_s: FloatArray) -> None:
-        """Keep what the equal and the best split would have made of some steps, ``(2, rows)``."""
+        """Store the times of some steps with the equal and the best split, ``(2, rows)``."""
         self._other_s[:, rows] = other_s
 
     def _room(self, rows: int) -> bool:
-        """Make room for some steps; return whether there can be so many."""
+        """Allocate rows; return whether that many steps are possible."""
         have = len(self._share)
         if rows <= have:
             return True
-        # What is told of comes in order, give or take what ranks are apart.
+        # Reports come in order, except for the distance between ranks.
         if rows > 2 * self._count + 100_000 or 4.0 * rows * self.workers > _MOST_CELLS:
             return False
         more = max(rows, 2 * have) - have
@@ -125,20 +125,20 @@ class StepTable:
 
 @dataclass(frozen=True, slots=True)
 class RecordedDecision:
-    """What the leader decided."""
+    """A decision of the leader."""
 
-    step: int  # first step that it holds for
-    at_s: float  # when, in seconds since the process began
-    shares: Shares | None  # of all ranks, samples; ``None`` where nothing was changed
-    reason: str  # one sentence, as the controller gave it
+    step: int  # first step to which it applies
+    at_s: float  # in seconds since the start of the process
+    shares: Shares | None  # samples of all ranks; ``None`` for a decision that kept them
+    reason: str  # one sentence, from the controller
 
 
 @dataclass(frozen=True, slots=True)
 class Incident:
-    """Something that happened to the group, or a note of the run."""
+    """An event of the process group, or a note of the run."""
 
     step: int
-    at_s: float  # since the process began
+    at_s: float  # since the start of the process
     text: str
 
 
@@ -146,26 +146,25 @@ class Incident:
 class RecordedGeneration:
     """One generation of workers, filled while its trace is read."""
 
-    life: int  # number of the process in the run, from 0
-    number: int  # of the generation: 0 for the first, as the process counts them
-    global_batch: int  # samples of a step
-    workers: tuple[str, ...]  # names, in rank order
-    table: StepTable  # times and shares of their steps
-    lockstep: bool = True  # whether all take the same steps; else nobody waits for another
-    # Whether its workers met when it began; else they went on with another global batch
+    life: int  # number of the process in the run, from 0.
+    number: int  # of the generation in its process, from 0.
+    global_batch: int  # samples of a step.
+    workers: tuple[str, ...]  # names, in rank order.
+    table: StepTable  # times and shares of their steps.
+    lockstep: bool = True  # whether workers take steps together and wait for each other.
+    # Whether it began with a new process group; else with another global batch
     met: bool = True
     decisions: list[RecordedDecision] = field(default_factory=list)
     incidents: list[Incident] = field(default_factory=list)
-    # Seconds since the process began at which so many steps were committed
+    # Seconds since the start of the process, and the number of steps committed then
     anchors: list[tuple[float, int]] = field(default_factory=list)
-    # The latest that is known of each rank's memory
+    # Latest memory report of each rank
     held: dict[int, PeakMemory] = field(default_factory=dict)
-    # All that was told of it, with the seconds since the process began
+    # All memory reports, with the seconds since the start of the process
     memory: list[tuple[float, PeakMemory]] = field(default_factory=list)
-    standing: tuple[str, ...] = ()  # what each rank is to the run at the end
-    not_measured: str = ""  # why its steps could not be measured; empty if they could
-    # Of the ranks that serve, as they were fitted at the end, with their ``serving`` ranks;
-    # ``None`` if not all were measured
+    standing: tuple[str, ...] = ()  # state of each rank at the end.
+    not_measured: str = ""  # why its steps could not be measured; empty if they were.
+    # Fitted curves of the ``serving`` ranks at the end; ``None`` if not all were measured
     curves: CurveEstimates | None = None
     serving: tuple[int, ...] = ()
     _looked_at: int = 0
@@ -178,70 +177,70 @@ class RecordedGeneration:
 
     @property
     def steps(self) -> int:
-        """How many steps it has told of."""
+        """Number of recorded steps."""
         return len(self.table)
 
     @property
     def shares(self) -> Shares:
-        """The shares that were set last; empty if none were."""
+        """The latest shares; empty before the first decision."""
         return next((one.shares for one in reversed(self.decisions) if one.shares), ())
 
     @property
     def slowest_s(self) -> FloatArray:
-        """Own work of each step's slowest worker; not a number unless all have told of it."""
+        """Busy time of each step's slowest worker; NaN unless all workers reported the step."""
         if not self.steps:
             return np.zeros(0)
         return np.asarray(self.table.busy_s.max(axis=1))
 
     @property
     def equal_s(self) -> FloatArray:
-        """What the equal split would have made of each step, without communication, ``(steps,)``.
+        """Time of each step with the equal split, without communication, ``(steps,)``.
 
-        Not a number where that is not known.
+        NaN where it is unknown.
         """
         return np.asarray(self.table.other_s[0])
 
     @property
     def best_s(self) -> FloatArray:
-        """What the best split would have made of each step, likewise."""
+        """Time of each step with the best split, likewise."""
         return np.asarray(self.table.other_s[1])
 
     @property
     def judged(self) -> npt.NDArray[np.bool_]:
-        """Which steps could be compared with other splits, ``(steps,)``."""
+        """Whether a step is compared with other splits, ``(steps,)``."""
         return np.asarray(~np.isnan(self.best_s), dtype=np.bool_)
 
     def leave_unmeasured(self, reason: str) -> None:
-        """Note why its steps could not be measured."""
+        """Record why its steps could not be measured."""
         self.not_measured = reason
 
-    def hold(self, at_s: float, told: tuple[PeakMemory, ...]) -> None:
-        """Take what ranks told of their memory, so many seconds since the process began."""
-        self.memory += [(at_s, one) for one in told]
-        self.held.update({one.worker: one for one in told})
+    def hold(self, at_s: float, peaks: tuple[PeakMemory, ...]) -> None:
+        """Add memory reports of ranks, ``at_s`` seconds since the start of the process."""
+        self.memory += [(at_s, one) for one in peaks]
+        self.held.update({one.worker: one for one in peaks})
 
     def remember(
         self, standing: tuple[str, ...], curves: CurveEstimates | None, serving: tuple[int, ...]
     ) -> None:
-        """Keep what is known of the ranks at present."""
+        """Store the current state of the ranks."""
         self.standing = standing
         if curves is not None:
             self.curves, self.serving = curves, serving
 
-    def judge(self, yardstick: Yardstick | None) -> None:
-        """Compare the steps that have become whole with the equal and the best split.
+    def judge(self, comparison: SplitReference | None) -> None:
+        """Compare newly completed steps with the equal and the best split.
 
-        Each is judged by the curves of the time when it did, as the run itself judges; where they
-        are not known, not at all.
+        As in the run, the comparison uses the curves at the time when a step was complete. Without
+        curves there is no comparison.
         """
         rows = self._fresh()
-        if yardstick is None or not len(rows):
+        if comparison is None or not len(rows):
             return
-        slowest_s = self.table.busy_s[rows].max(axis=1)  # of these alone: judging is not quadratic
-        self.table.judge(rows, yardstick.judge(self.table.share[rows], slowest_s))
+        slowest_s = self.table.busy_s[rows].max(axis=1)  # only of these, to avoid quadratic cost
+        self.table.judge(rows, comparison.judge(self.table.share[rows], slowest_s))
 
     def _fresh(self) -> npt.NDArray[np.int64]:
-        """Return the rows that have become whole since the last call."""
+        """Return the rows that were completed since the last call."""
         late = np.array(self._late, dtype=np.int64)
         rows = np.concatenate([late, np.arange(self._looked_at, self.steps)])
         whole = ~np.isnan(self.table.busy_s[rows]).any(axis=1)
@@ -250,14 +249,14 @@ class RecordedGeneration:
 
 
 def split_rows(generation: RecordedGeneration) -> IntArray:
-    """Return for each step the row of a step that shows its split whole, ``(steps,)``.
+    """Return for each step the row of a step with the same split and all samples, ``(steps,)``.
 
-    That is its own, unless it had fewer samples than the global batch: then that of the latest one
-    before it that did not, or of the first. Where no step had them all, each has its own.
+    This is its own row, unless it had fewer samples than the global batch. Then it is the latest
+    row before it with all samples, or the first such row. Without any, each step has its own.
     """
     share = generation.table.share
     rows = np.arange(generation.steps)
-    if not generation.lockstep:  # each takes steps of its own, and no step is all of theirs
+    if not generation.lockstep:  # workers take separate steps
         return rows
     short = (share >= 0).all(axis=1) & (share.sum(axis=1) < generation.global_batch)
     if short.all():
@@ -267,32 +266,31 @@ def split_rows(generation: RecordedGeneration) -> IntArray:
 
 
 def split_share(generation: RecordedGeneration, rank: int, rows: IntArray) -> FloatArray:
-    """Return a worker's samples in the split of each step, ``(steps,)``, by the `split_rows`.
+    """Return a worker's samples in the split of each step, ``(steps,)``, given the `split_rows`.
 
-    Not a number where nothing was told.
+    NaN where they are unknown.
     """
     share = generation.table.share[rows, rank].astype(np.float64)
     return np.where(share < 0, np.nan, share)
 
 
 _NO_PAUSE = 0.05
-"""Part of the steps' time: less than that is what their measured times are off the clock by."""
+"""Fraction of the steps' time; a smaller remainder is the error of the measured times."""
 
 
 def durations_s(generation: RecordedGeneration) -> FloatArray:
-    """Return how long each step took, ``(steps,)``: on average of the workers that told of it.
+    """Return the length of each step, ``(steps,)``: the mean over the workers that reported it.
 
-    They begin and end it together, give or take what each is early or late by. That comes back in
-    their next step, so the mean adds up to the clock, and the longest would to more. Where workers
-    do not keep step, it is that of the worker that was at it longest. A step that nobody has told
-    of yet takes the median.
+    Workers start and end a step together, except for small offsets that the next step cancels. So
+    the mean sums to the wall-clock time, and the longest time would sum to more. Without lockstep
+    it is the time of the worker that took longest. An unreported step gets the median.
     """
     table = generation.table
     if not generation.steps:
         return np.zeros(0)
     spent_s = table.busy_s + table.wait_s
-    told = ~np.isnan(spent_s)
-    counts, spent_s = np.count_nonzero(told, axis=1), np.where(told, spent_s, 0.0)
+    reported = ~np.isnan(spent_s)
+    counts, spent_s = np.count_nonzero(reported, axis=1), np.where(reported, spent_s, 0.0)
     if generation.lockstep:
         lasting_s = spent_s.sum(axis=1) / np.maximum(counts, 1)
     else:
@@ -302,11 +300,10 @@ def durations_s(generation: RecordedGeneration) -> FloatArray:
 
 
 def spans_s(generation: RecordedGeneration) -> tuple[FloatArray, FloatArray]:
-    """Return when steps began and ended, ``(steps,)`` each, in seconds of their process's clock.
+    """Return the starts and ends of steps, ``(steps,)`` each, in seconds of the process's clock.
 
-    They never overlap, are in order, and lie within what was recorded. Workers that do not keep
-    step have no such times in common; theirs are those of the one with the most to do, step by
-    step.
+    Steps are in order, do not overlap, and lie within the recorded time. Without lockstep, the
+    times are those of the worker that took longest in each step.
     """
     lasting_s = durations_s(generation)
     apart_s = np.nan_to_num(generation.table.apart_s, nan=0.0).max(axis=1, initial=0.0)
@@ -318,7 +315,7 @@ def spans_s(generation: RecordedGeneration) -> tuple[FloatArray, FloatArray]:
 
 
 def _ends(generation: RecordedGeneration, lasting_s: FloatArray, apart_s: FloatArray) -> FloatArray:
-    """Return the ends of steps: stretched or shrunk to what lies between two known moments."""
+    """Return the ends of steps, scaled to the time between two known commits."""
     at = [(0, generation.anchors[0][0])]
     for when_s, step in generation.anchors[1:]:
         row = min(step - generation.first, len(lasting_s))
@@ -331,7 +328,7 @@ def _ends(generation: RecordedGeneration, lasting_s: FloatArray, apart_s: FloatA
         room_s = until_s - from_s
         ends_s[rows] = from_s + _placed(lasting_s[rows], apart_s[rows], fresh[rows], room_s)
     first, from_s = at[-1]
-    if first < len(lasting_s):  # steps after the last known moment
+    if first < len(lasting_s):  # steps after the last known commit
         ends_s[first:] = from_s + np.cumsum(lasting_s[first:] + apart_s[first:])
     return ends_s
 
@@ -339,9 +336,10 @@ def _ends(generation: RecordedGeneration, lasting_s: FloatArray, apart_s: FloatA
 def _placed(
     lasting_s: FloatArray, apart_s: FloatArray, fresh: npt.NDArray[np.bool_], room_s: float
 ) -> FloatArray:
-    """Return the ends of steps within the room that they have together.
+    """Return the ends of steps within the time that they have together.
 
-    ``apart_s`` is known of the time before each; ``fresh`` ones may be the first of a pass.
+    ``apart_s`` is the reported time outside of steps before each one. ``fresh`` steps may be the
+    first of a pass.
     """
     work_s = float(lasting_s.sum())
     left_s = room_s - work_s
@@ -359,15 +357,15 @@ def _placed(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Waits:
-    """Who waited for whom in a generation."""
+    """The waiting times of a generation and their causes."""
 
     caused_s: FloatArray  # by each worker in each step, ``(steps, workers)``
-    waited_s: FloatArray  # by each worker for the slowest, ``(steps, workers)``
-    communication_s: FloatArray  # the least wait of each step, ``(steps,)``
+    waited_s: FloatArray  # by each worker for the slowest one, ``(steps, workers)``
+    communication_s: FloatArray  # the shortest wait of each step, ``(steps,)``
 
 
 def waits_of(generation: RecordedGeneration) -> Waits:
-    """Return who waited for whom, step by step; 0 in steps that not all have told of."""
+    """Return the waits of each step; 0 in steps that not all workers reported."""
     table, whole = generation.table, generation.table.whole
     busy_s = table.busy_s[whole]
     shape = (generation.steps, len(generation.workers))
@@ -383,11 +381,11 @@ def waits_of(generation: RecordedGeneration) -> Waits:
 
 
 def median_s(values_s: FloatArray) -> float | None:
-    """Return the median of the times that are known; ``None`` if none is."""
+    """Return the median of the known times; ``None`` without any."""
     known = values_s[~np.isnan(values_s)]
     return float(np.median(known)) if len(known) else None
 
 
 def since_met(generations: Sequence[RecordedGeneration]) -> Sequence[RecordedGeneration]:
-    """Return the latest since their workers met: one for each global batch that they had."""
+    """Return the parts of the latest process group: one for each of its global batches."""
     return generations[max((n for n, one in enumerate(generations) if one.met), default=0) :]

@@ -1,8 +1,7 @@
-"""A run, put together from the records of its trace, one after the other.
+"""A run, assembled from the records of its trace.
 
-What the workers' curves were, and with them what other splits would have taken, is in no record:
-the controller learns them again from the events. It decides nothing again; what is shown of
-decisions is what the run itself wrote.
+The trace does not contain the workers' curves, which the times of other splits depend on. The
+controller learns them again from the events. It makes no decisions: those of the run are recorded.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
-from evenstride.core.allocation.speedup import Yardstick, equal_split
+from evenstride.core.allocation.speedup import SplitReference, equal_split
 from evenstride.core.control.advance import advance, learn
 from evenstride.core.control.events import (
     EpochEnded,
@@ -47,7 +46,7 @@ from evenstride.report.analysis.record_validation import (
     seconds_of,
     shallow,
     unlike_summary,
-    untold,
+    unrecorded,
     whole_of,
 )
 from evenstride.report.analysis.run_generation import (
@@ -61,20 +60,20 @@ from evenstride.trace.read import DataPass, TraceTail, pass_of
 from evenstride.trace.run_log import DAMAGED, TraceFold
 
 _LONGEST_NAME = 120
-_FURTHEST = 100_000  # steps that may be committed before anyone tells of them
+_FURTHEST = 100_000  # steps that may be committed before a rank reports them
 _FURTHEST_STEP = (1 << 63) - 1
-_SAME = 1e-9  # epochs, by which sums of steps may differ from a position
-_MOST = 1e15  # steps that a training may have
+_SAME = 1e-9  # epochs; largest difference between a sum of steps and a position
+_MOST = 1e15  # steps of a training
 
 
 @dataclass(slots=True)
 class LeaderProcess:
-    """What one process of the leader has written."""
+    """The records of one process of the leader."""
 
     header: dict[str, Any]
     generations: list[RecordedGeneration] = field(default_factory=list)
-    summary: dict[str, Any] | None = None  # ``None`` if it did not end, or not yet
-    # By name, what evaluations found: step, epochs, value
+    summary: dict[str, Any] | None = None  # ``None`` before its end
+    # Results of evaluations by name: step, epochs, value
     metrics: dict[str, list[tuple[int, float, float]]] = field(default_factory=dict)
     # Step and loss of the measured steps
     losses: list[tuple[int, float]] = field(default_factory=list)
@@ -82,13 +81,14 @@ class LeaderProcess:
 
     @property
     def began_unix_s(self) -> float | None:
-        """When its clock began, in seconds since 1970; ``None`` if it does not say."""
-        told_s = number_of(self.header.get("started_unix_s"))
-        return None if told_s is None else told_s - (seconds_of(self.header.get("at_s")) or 0.0)
+        """Start of its clock, in seconds since 1970; ``None`` if it is not recorded."""
+        started_s = number_of(self.header.get("started_unix_s"))
+        at_s = seconds_of(self.header.get("at_s")) or 0.0
+        return None if started_s is None else started_s - at_s
 
     @property
     def passes(self) -> list[DataPass]:
-        """Where passes over the data began, by their steps; without what makes no sense."""
+        """The starts of passes over the data in order of steps, without impossible ones."""
         found = []
         for note in self.notes:
             if note["kind"] != "pass":
@@ -103,7 +103,7 @@ class LeaderProcess:
         return sorted(found, key=lambda one: one.step)
 
     def take(self, record: dict[str, Any]) -> None:
-        """Take a record that is neither a header nor of the control."""
+        """Add a record that is neither a header nor an event of the controller."""
         match record["kind"]:
             case "ended":
                 summary = shallow(record["summary"])
@@ -123,10 +123,10 @@ class LeaderProcess:
 
 
 class RunTimeline(TraceFold):
-    """A run as far as its trace was read; `read` reads on.
+    """A run up to the last record read; `read` continues.
 
     Cost:
-        about 0.1 ms for each exchange, and 40 bytes for each worker and step.
+        About 0.1 ms for each exchange, and 40 bytes for each worker and step.
     """
 
     def __init__(self, run: Path) -> None:
@@ -141,53 +141,55 @@ class RunTimeline(TraceFold):
         self._at_s, self._step = 0.0, 0
         self._committed_s: float | None = None
         self.damaged, self._unsound, self._not_replayed = 0, 0, ""
-        self._anew = self._tail.restarts
+        self._restarts = self._tail.restarts
 
     @property
     def generations(self) -> list[RecordedGeneration]:
-        """Of all processes, in order."""
+        """Generations of all processes, in order."""
         return [one for life in self.lives for one in life.generations]
 
     @property
     def now(self) -> RecordedGeneration | None:
-        """The latest generation; ``None`` before the first has formed."""
+        """The latest generation; ``None`` before the first one."""
         return next(reversed(self.generations), None)
 
     @property
     def _here(self) -> RecordedGeneration | None:
-        """The latest generation of the latest process; ``None`` before its first has formed."""
+        """The latest generation of the latest process; ``None`` before its first one."""
         of_this = self.lives[-1].generations if self.lives else []
         return of_this[-1] if of_this else None
 
     @property
     def ended(self) -> bool:
-        """Whether the latest process has said that it ended."""
+        """Whether the latest process recorded its end."""
         return bool(self.lives) and self.lives[-1].summary is not None
 
     @property
     def unread(self) -> tuple[str, ...]:
-        """What could not be read or made sense of, one sentence each."""
-        told = [*self._tail.unread, *gaps(self.damaged, self._unsound, self._not_replayed)]
-        told += filter(None, [untold(self._here, self.lives[-1].summary if self.lives else None)])
-        for life in self.lives:
-            if life.summary and life.generations:
-                told += filter(None, [unlike_summary(life.generations, life.summary)])
-        return tuple(map(plain, told))
+        """What could not be read or understood, one sentence each."""
+        found = [*self._tail.unread, *gaps(self.damaged, self._unsound, self._not_replayed)]
+        found.append(unrecorded(self._here, self.lives[-1].summary if self.lives else None))
+        found += [
+            unlike_summary(life.generations, life.summary)
+            for life in self.lives
+            if life.summary and life.generations
+        ]
+        return tuple(map(plain, filter(None, found)))
 
     def read(self) -> bool:
-        """Read on to the end of what is there; return whether there was anything new.
+        """Read to the current end of the trace; return whether there were new records.
 
         Raises:
-            TraceError: the file cannot be read, or not any more. What was read of it stays.
+            TraceError: The file cannot be read. Earlier records stay.
         """
         any_new = False
         while records := self._records():
-            if self._anew != self._tail.restarts:
+            if self._restarts != self._tail.restarts:
                 self._begin()
             for record in records:
                 self.take(record)
             any_new = True
-        if self._anew != self._tail.restarts:  # replaced by an empty file
+        if self._restarts != self._tail.restarts:  # replaced by an empty file
             self._begin()
         return any_new
 
@@ -196,8 +198,8 @@ class RunTimeline(TraceFold):
             return self._tail.records()
         except OSError as error:
             raise TraceError(
-                f"{self.path} cannot be read ({error.strerror}); see whether it was moved or "
-                "removed, and whether you may read it"
+                f"{self.path} cannot be read ({error.strerror}); check whether it was moved or "
+                "removed, and its permissions"
             ) from None
 
     def _take(self, record: dict[str, Any]) -> None:
@@ -210,10 +212,10 @@ class RunTimeline(TraceFold):
 
     def _begun(self, header: dict[str, Any]) -> None:
         self.lives.append(LeaderProcess(shallow(header)))
-        told = self.lives[-1].header
+        header = self.lives[-1].header
         try:
-            policy = policy_from_spec(told["policy"])
-            self._control = Control(policy, memory_fraction=told.get("memory_fraction"))
+            policy = policy_from_spec(header["policy"])
+            self._control = Control(policy, memory_fraction=header.get("memory_fraction"))
         except DAMAGED as error:
             self._lose_control(error)
 
@@ -232,8 +234,8 @@ class RunTimeline(TraceFold):
             case Exchanged():
                 check_exchanged(event)
         now = self._here
-        if now is None:  # what an earlier process knew says nothing of this one's workers
-            raise ValueError("something happened to workers that have not met")
+        if now is None:  # an earlier process's generations are of other workers
+            raise ValueError("an event before the first process group")
         self._replay(event)
         match event:
             case FleetFormed():
@@ -275,41 +277,40 @@ class RunTimeline(TraceFold):
         self._step = event.step
 
     def _replay(self, event: Event | Instruction) -> None:
-        if self._control is None or isinstance(event, EpochEnded):  # its outcome is followed
+        if self._control is None or isinstance(event, EpochEnded):  # its decision is recorded
             return
         try:
-            if isinstance(event, Exchanged):  # what it led to is in the trace
+            if isinstance(event, Exchanged):  # its decision is recorded
                 self._control = learn(self._control, event)
             else:
                 self._control, _ = advance(self._control, event)  # type: ignore[arg-type]
-        except Exception as error:  # whatever a changed trace brings about
+        except Exception as error:  # a changed trace may cause any error
             self._lose_control(error)
 
     def _measured(self, now: RecordedGeneration, event: Exchanged) -> None:
         committed_s = self._at_s if self._committed_s is None else self._committed_s
-        told = event.observations
-        believed = possible(told, now.global_batch)
+        believed = possible(event.observations, now.global_batch)
         self._unsound += int((~believed).sum())
-        self.damaged += now.table.add(told.only(believed))
+        self.damaged += now.table.add(event.observations.only(believed))
         if now.first <= event.step <= now.first + 2 * now.steps + _FURTHEST:
             now.anchors.append((committed_s, event.step))
         now.hold(self._at_s, event.memory)
         if now.lockstep:
-            now.judge(self._yardstick())
+            now.judge(self._comparison())
 
     def _set_equal(self) -> None:
-        """Keep the equal split as the run does: memory that is seen later does not change it."""
+        """Store the equal split. As in the run, later memory reports do not change it."""
         fleet = None if self._control is None else self._control.fleet
         self._equal = () if fleet is None else equal_split(fleet)
 
-    def _yardstick(self) -> Yardstick | None:
+    def _comparison(self) -> SplitReference | None:
         control = self._control
         if control is None or control.fleet is None or control.estimate is None:
             return None
         if not control.estimate.known or not control.roster.all_serve:
             return None
         model = control.estimate.model
-        return Yardstick.of(model, control.fleet, self._equal)
+        return SplitReference.of(model, control.fleet, self._equal)
 
     def _remember_control(self, now: RecordedGeneration) -> None:
         control = self._control
@@ -326,7 +327,7 @@ class RunTimeline(TraceFold):
             self._control = replace(control, shares=of_serving)
 
     def _take_batch(self, now: RecordedGeneration, effective: int, batch: int, reason: str) -> None:
-        """Go on with the same workers and another global batch: times are of its own table."""
+        """Start a generation of the same workers with another global batch."""
         whole_of(effective, MOST_STEPS, now.first)
         after = RecordedGeneration(
             life=now.life,
@@ -346,7 +347,7 @@ class RunTimeline(TraceFold):
         if self._control is not None:
             try:
                 self._control, _ = rebatched(self._control, batch, effective)
-            except Exception as error:  # whatever a changed trace brings about
+            except Exception as error:  # a changed trace may cause any error
                 self._lose_control(error)
         self._set_equal()
         self._remember_control(after)
@@ -354,7 +355,7 @@ class RunTimeline(TraceFold):
     def _decided(self, instruction: Event | Instruction) -> None:
         now = self._here
         if now is None:
-            raise ValueError("a decision on workers that have not met")
+            raise ValueError("a decision before the first process group")
         match instruction:
             case SetShares(effective, shares, reason):
                 check_shares(instruction, now.global_batch)
@@ -367,10 +368,10 @@ class RunTimeline(TraceFold):
             case KeepShares(reason):
                 now.decisions.append(RecordedDecision(self._step, self._at_s, None, plain(reason)))
             case SaveAfter(steps, reason):
-                text = f"a checkpoint after {steps} steps: {reason}"
+                text = f"checkpoint after {steps} steps: {reason}"
                 now.incidents.append(self._incident(self._step, text))
             case LetGo(_, ranks, reason):
-                text = f"ranks {', '.join(map(str, ranks))} are let go: {reason}"
+                text = f"ranks {', '.join(map(str, ranks))} leave: {reason}"
                 now.incidents.append(self._incident(self._step, text))
 
 
@@ -379,19 +380,19 @@ def _step_of(record: dict[str, Any]) -> int:
 
 
 def nothing_to_show(story: RunTimeline) -> TraceError:
-    """Return the error of a run in which no workers have met, with what is missing."""
-    told = "; ".join(map(plain, story.unread))
-    if not told:
-        told = "its header is there, but its workers have not met yet; look again once they train"
-    return TraceError(f"{plain(story.path)} tells of no run: {told}")
+    """Return the error of a trace without a generation, with the reason."""
+    why = "; ".join(map(plain, story.unread))
+    if not why:
+        why = "it has a header, but its workers have not started yet; try again when they train"
+    return TraceError(f"{plain(story.path)} contains no run: {why}")
 
 
 def kept_before(lives: Sequence[LeaderProcess]) -> tuple[int, ...]:
-    """Return how many steps of the training, as far as they were kept, lie before each process.
+    """Return the number of kept steps of the training before each process.
 
-    A process counts its steps from its own start. Where it goes on with the training is in epochs,
-    in the record of its first pass; what the processes before it trained beyond that was undone.
-    One that tells of no pass goes on where the one before it was last heard of.
+    A process counts its steps from its own start. The record of its first pass has its position in
+    the training, in epochs. Later steps of previous processes were discarded. A process without
+    such a record continues at the last recorded step of the previous one.
     """
     kept: list[int] = []
     course: list[DataPass] = []  # of the training as it is, with the steps of all of it
@@ -410,7 +411,7 @@ def kept_before(lives: Sequence[LeaderProcess]) -> tuple[int, ...]:
 
 
 def _steps_until(epochs: float, last: DataPass) -> int:
-    """Return the steps of a training that stands so far within its last pass."""
-    # An epoch's last step may have fewer samples, and counts as one.
+    """Return the steps of a training up to a position within its last pass."""
+    # The last step of an epoch may have fewer samples and counts as one.
     each = last.batch / last.samples
     return last.step + ceil(round((epochs - last.epochs) / each, 6))

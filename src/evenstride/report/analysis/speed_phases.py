@@ -1,8 +1,8 @@
-"""Cut a worker's speed over a run into phases in which it stayed the same.
+"""Divide a worker's speed over a run into phases of constant speed.
 
-The best piecewise-constant fit to the logarithm of the speed, with a price on each phase: found
-exactly by dynamic programming on medians of blocks of steps, and each change then moved to the very
-step. Single slow steps are noise; a phase has at least three blocks.
+The phases are the best piecewise-constant fit to the logarithm of the speed, with a price on each
+phase. Dynamic programming finds it exactly on medians of blocks of steps; each change is then
+moved to its exact step. Single slow steps are noise: a phase has at least three blocks.
 
 Source:
     Jackson et al., "An algorithm for optimal partitioning of data on an interval", IEEE Signal
@@ -20,11 +20,11 @@ import numpy as np
 from evenstride.core.fleet import FloatArray
 
 _MOST_BLOCKS = 800
-_PRICE = 4.0  # of a phase, in variances of a block times the logarithm of their number
+_PRICE = 4.0  # of a phase, in units of a block's variance times the logarithm of their number
 _LEAST_STD = 0.01
-_SAME = 0.07  # speeds closer than that are one phase
-_FEWEST = 3  # blocks
-_SPIKE = 6.0  # medians of the distance from those around it
+_SAME = 0.07  # closer speeds are one phase
+_FEWEST = 3  # blocks of a phase
+_SPIKE = 6.0  # distance from the neighbours, in medians of that distance
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,13 +33,13 @@ class SpeedPhase:
 
     first: int
     last: int
-    speed: float  # as a part of its best phase
+    speed: float  # as a fraction of that of its best phase
 
 
 def phases_of(speed: FloatArray) -> tuple[SpeedPhase, ...]:
-    """Return the phases of one worker, which cover all steps whose speed is known.
+    """Return the phases of one worker, which cover all steps of known speed.
 
-    Speeds are above 0, in any unit; not a number where a step's is not known.
+    Speeds are above 0, in any unit. Unknown speeds are NaN.
 
     Cost:
         ``O(n + 800^2)``, about 20 ms.
@@ -63,14 +63,14 @@ def phases_of(speed: FloatArray) -> tuple[SpeedPhase, ...]:
 
 
 def _best(cuts: list[int], levels: list[float]) -> float:
-    """Return the highest level that lasted: for a fiftieth of the steps at least, if one did."""
+    """Return the highest level that lasts 2 % of the steps, or the highest one otherwise."""
     lasting = [b - a for a, b in pairwise(cuts)]
     long = [level for level, n in zip(levels, lasting, strict=True) if n >= 0.02 * cuts[-1]]
     return max(long or levels)
 
 
 def _cuts(values: FloatArray) -> list[int]:
-    """Return where phases begin, the first one's beginning left out."""
+    """Return the starts of the phases except the first."""
     each = max(1, -(-len(values) // _MOST_BLOCKS))
     count = len(values) // each
     if count < 2 * _FEWEST:
@@ -84,7 +84,7 @@ def _cuts(values: FloatArray) -> list[int]:
 
 
 def _despiked(values: FloatArray) -> FloatArray:
-    """Return the values with single spikes replaced by the median of the five around them."""
+    """Return the values with single spikes replaced by the median of five neighbours."""
     padded = np.pad(values, 2, mode="edge")
     around = np.median(np.lib.stride_tricks.sliding_window_view(padded, 5), axis=1)
     away = np.abs(values - around)
@@ -92,12 +92,12 @@ def _despiked(values: FloatArray) -> FloatArray:
 
 
 def _spread(blocks: FloatArray) -> float:
-    """Return the standard deviation of a block about its phase, from neighbours' differences."""
+    """Return the standard deviation of a block within its phase, from adjacent differences."""
     return max(1.4826 / sqrt(2.0) * float(np.median(np.abs(np.diff(blocks)))), _LEAST_STD)
 
 
 def _partition(blocks: FloatArray, std: float) -> list[int]:
-    """Return the best cuts: least squares plus a price for each phase."""
+    """Return the optimal cuts by least squares plus a price for each phase."""
     count = len(blocks)
     price = _PRICE * std**2 * np.log(count)
     sums = np.concatenate([[0.0], np.cumsum(blocks)])
@@ -119,7 +119,7 @@ def _partition(blocks: FloatArray, std: float) -> list[int]:
 
 
 def _moved(values: FloatArray, cut: int, each: int) -> int:
-    """Return the very step of a change, looked for in the blocks beside it."""
+    """Return the exact step of a change within the adjacent blocks."""
     low, high = max(0, cut - 2 * each), min(len(values), cut + 2 * each)
     before = np.median(values[max(0, low - 8 * each) : max(cut - each, low + 1)])
     after = np.median(values[min(cut + each, high - 1) : high + 8 * each])
@@ -131,7 +131,7 @@ def _moved(values: FloatArray, cut: int, each: int) -> int:
 
 
 def _joined(values: FloatArray, cuts: list[int]) -> list[int]:
-    """Return the cuts without those between phases of nearly one speed, the closest first."""
+    """Return the cuts without those between phases of nearly equal speed, the closest first."""
     cuts = _without_slivers(values, cuts)
     while cuts:
         steps = np.abs(np.diff(_levels(values, cuts)))
@@ -143,9 +143,9 @@ def _joined(values: FloatArray, cuts: list[int]) -> list[int]:
 
 
 def _without_slivers(values: FloatArray, cuts: list[int]) -> list[int]:
-    """Return the cuts with phases of one or two steps joined to the neighbour nearer in speed.
+    """Return the cuts with phases of one or two steps joined to the neighbour of nearest speed.
 
-    Two cuts that were moved to one change are a step apart; one of them is the change.
+    Two cuts may have moved to the same change, one step apart.
     """
     cuts = list(cuts)
     while cuts:
@@ -154,8 +154,8 @@ def _without_slivers(values: FloatArray, cuts: list[int]) -> list[int]:
         if edges[short + 1] - edges[short] > 2:
             break
         steps = np.abs(np.diff(_levels(values, cuts)))
-        beside = [cut for cut in (short - 1, short) if 0 <= cut < len(cuts)]
-        del cuts[min(beside, key=lambda cut: steps[cut])]
+        adjacent = [cut for cut in (short - 1, short) if 0 <= cut < len(cuts)]
+        del cuts[min(adjacent, key=lambda cut: steps[cut])]
     return cuts
 
 

@@ -1,4 +1,4 @@
-"""The report of one or several runs: a page that needs nothing else, and its charts for papers.
+"""The report of one or several runs: a self-contained page, and its charts for papers.
 
 Start with `html_page`.
 """

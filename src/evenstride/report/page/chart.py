@@ -1,8 +1,8 @@
-"""Charts: the description that page and papers both draw, its axes, and the drawing as SVG.
+"""Charts: the description that the page and the figures share, its axes, and the SVG.
 
-An SVG is ``WIDTH`` units wide whatever the screen and stretched in width alone, so nothing in it
-may hang on its width: lines keep theirs, dots are lines of no length with round ends, hatching is
-horizontal, and text stands beside it as HTML.
+An SVG is ``WIDTH`` units wide and is stretched in width only, so nothing in it may depend on the
+width. Lines keep their stroke, dots are zero-length lines with round ends, hatching is horizontal,
+and text is HTML outside the SVG.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from evenstride.core.fleet import FloatArray
 
 Shape = Literal["stairs", "band", "boxes", "line", "dots", "upright"]
 Ticks = list[tuple[float, str]]
-"""Where labels stand, in the unit of the axis, and their texts."""
+"""Positions of labels in the unit of the axis, and their texts."""
 WIDTH = 1000.0
 COLORS = 6
 DASHES = 4
-_FURTHEST = 290.0  # power of ten, from 1
-_LOW = 150.0  # pixels; panels of less have fewer labels
-_LEAST = 1e-300  # what is narrower has no powers of ten to label it by
+_FURTHEST = 290.0  # largest exponent of a power of ten
+_LOW = 150.0  # pixels; lower panels have fewer labels
+_LEAST = 1e-300  # a narrower range has no powers of ten for its labels
 _SECONDS = (1.0, 2.0, 5.0, 10.0, 15.0, 30.0)
 _MINUTES = (60.0, 120.0, 300.0, 600.0, 900.0, 1800.0)
 _HOURS = (3600.0, 7200.0, 14400.0, 28800.0, 43200.0, 86400.0, 172800.0, 604800.0)
@@ -34,65 +34,65 @@ _HOURS = (3600.0, 7200.0, 14400.0, 28800.0, 43200.0, 86400.0, 172800.0, 604800.0
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ChartMark:
-    """Something drawn in a panel, in the units of its axes.
+    """A shape in a panel, in the units of its axes.
 
-    ``stairs`` are level from each ``x`` to its ``right``, a ``band`` lies between two of them, and
-    ``boxes`` are its parts one by one; a ``line`` goes through points, ``dots`` mark them, and
+    ``stairs`` are level from each ``x`` to its ``right``. A ``band`` lies between two stairs, and
+    ``boxes`` are separate rectangles. A ``line`` connects points, ``dots`` mark them, and
     ``upright`` lines go from ``y`` to ``top``.
     """
 
     shape: Shape
-    style: str  # classes of the style sheet; `paper_figures.pen_of` is the same for matplotlib
-    x: FloatArray  # where it begins, or is
-    y: FloatArray  # its height, or its lower edge
-    right: FloatArray = field(default_factory=partial(np.zeros, 0))  # where each stair or box ends
-    top: FloatArray = field(default_factory=partial(np.zeros, 0))  # its upper edge
-    name: str = ""  # read out by a pointer on it
-    worker: int | None = None  # number of the worker that it is hidden with
+    style: str  # classes of the style sheet; `paper_figures.pen_of` maps them for matplotlib
+    x: FloatArray  # left edge, or position
+    y: FloatArray  # height, or lower edge
+    right: FloatArray = field(default_factory=partial(np.zeros, 0))  # right edge of stairs, boxes
+    top: FloatArray = field(default_factory=partial(np.zeros, 0))  # upper edge
+    name: str = ""  # text under the pointer
+    worker: int | None = None  # number of the worker with which it is hidden
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ChartPanel:
     """One area of a chart: the lane of a worker if it has a name, else an area with a y axis."""
 
-    marks: tuple[ChartMark, ...]  # the later ones above the earlier
-    told: str  # read out in its place
-    height: float  # in pixels
-    y_low: float = 0.0  # lower end of the vertical axis
-    y_high: float = 1.0  # upper end of it
-    y_name: str = ""  # what stands on that, with its unit
-    name: str = ""  # of the lane
-    worker: int | None = None  # number of the worker that the lane is hidden with
-    heading: tuple[str, str] | None = None  # above it: whose it is, and the rest of the sentence
+    marks: tuple[ChartMark, ...]  # later ones above earlier ones.
+    title: str  # alternative text.
+    height: float  # in pixels.
+    y_low: float = 0.0  # lower end of the vertical axis.
+    y_high: float = 1.0  # upper end of the vertical axis.
+    y_name: str = ""  # label of the vertical axis, with its unit.
+    name: str = ""  # of the lane.
+    worker: int | None = None  # number of the worker with which the lane is hidden.
+    heading: tuple[str, str] | None = None  # above the panel: a run, and the rest of the sentence.
 
 
 @dataclass(frozen=True, slots=True)
 class TimeAxis:
-    """What an axis over the time of a run has beside the time."""
+    """Marks of an axis over the time of a run."""
 
-    pauses_s: tuple[float, ...]  # where a later process begins
+    pauses_s: tuple[float, ...]  # starts of later processes
     steps: Ticks  # labels of round steps
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Chart:
-    """Panels below each other over the same horizontal axis."""
+    """Panels, one below the other, over the same horizontal axis."""
 
     key: str
     title: str
-    words: tuple[str, ...]  # sentences on how to read it
-    panels: tuple[ChartPanel, ...]  # at least one
-    x_high: float  # end of the horizontal axis
-    x_name: str  # what stands on that, with its unit
-    x_low: float = 0.0  # where it begins
-    legend: tuple[tuple[str, str], ...] = ()  # style of each entry and its text
-    axis: TimeAxis | None = None  # where the horizontal axis is the time of a run
-    # Values by bucket that a pointer reads out; empty where none are
+    words: tuple[str, ...]  # sentences that explain it.
+    panels: tuple[ChartPanel, ...]  # at least one.
+    x_high: float  # end of the horizontal axis.
+    x_name: str  # label of the horizontal axis, with its unit.
+    x_low: float = 0.0  # start of the horizontal axis.
+    legend: tuple[tuple[str, str], ...] = ()  # style and text of each entry.
+    axis: TimeAxis | None = None  # if the horizontal axis is the time of a run.
+    # Values by bucket, shown under the pointer
     rows: tuple[dict[str, Any], ...] = ()
 
 
 def look(number: int) -> str:
-    """Return the classes of a worker's lines: six colours, and another dash for each next six.
+    """Return the classes of a worker's lines: six colours, then the same with other dashes.
 
     >>> look(0), look(7)
     ('c0 d0', 'c1 d1')
@@ -101,16 +101,16 @@ def look(number: int) -> str:
 
 
 def unit_of(longest_s: float) -> tuple[float, str]:
-    """Return the unit that times up to the longest are drawn in: its seconds, and its name."""
+    """Return the unit for times up to ``longest_s``: its length in seconds, and its name."""
     return (1.0, "s") if longest_s >= 2.0 else (1e-3, "ms")
 
 
 def listed(values: FloatArray, figures: int = 4) -> list[float | None]:
-    """Return values for scripts, rounded, with ``None`` for what is not a number."""
+    """Return rounded values for JSON, with ``None`` for NaN and infinity."""
     known = np.isfinite(values)
     with np.errstate(divide="ignore"):
         scale = np.where(known & (values != 0.0), np.abs(values), 1.0)
-    # Neither a power of ten nor what is rounded by it may leave the range of numbers.
+    # Neither the power of ten nor the product with it may overflow.
     power = 10.0 ** np.clip(figures - 1 - np.floor(np.log10(scale)), -_FURTHEST, _FURTHEST)
     rounded = np.round(np.where(known, values, 0.0) * power) / power
     return [
@@ -128,17 +128,17 @@ class Scale:
     size: float
 
     def __call__(self, values: npt.ArrayLike) -> FloatArray:
-        """Return where values stand."""
+        """Return the positions of values."""
         wide = self.high - self.low or 1.0
         return np.asarray((np.asarray(values, dtype=np.float64) - self.low) * (self.size / wide))
 
     def part(self, value: float) -> float:
-        """Return where a value stands, in percent of the length."""
+        """Return the position of a value in percent of the length."""
         return 100.0 * float(self(value)) / self.size
 
 
 def ticks(low: float, high: float, about: int = 5) -> Ticks:
-    """Return round values within a range, each with its label.
+    """Return round values within a range, with their labels.
 
     >>> ticks(0.0, 23.0)
     [(0.0, '0'), (5.0, '5'), (10.0, '10'), (15.0, '15'), (20.0, '20')]
@@ -162,7 +162,7 @@ def _multiples(low: float, high: float, each: float) -> list[float]:
 
 
 def time_ticks(low_s: float, high_s: float, about: int = 6) -> Ticks:
-    """Return round times within a range, each with its label.
+    """Return round times within a range, with their labels.
 
     >>> [label for _, label in time_ticks(0.0, 400.0)]
     ['0 s', '2 min', '4 min', '6 min']
@@ -195,7 +195,7 @@ def step_ticks(first: int, last: int, about: int = 6) -> list[int]:
 
 
 class SvgPath(NamedTuple):
-    """A path, with the text that a pointer on it shows and the worker that it is hidden with."""
+    """A path, the text under the pointer, and the worker with which it is hidden."""
 
     way: str
     style: str
@@ -204,7 +204,7 @@ class SvgPath(NamedTuple):
 
 
 class AxisLabel(NamedTuple):
-    """A label: where it stands in percent of the axis, its text, and its class at an edge."""
+    """A label: its position in percent of the axis, its text, and its class at an edge."""
 
     at: float
     text: str
@@ -212,7 +212,7 @@ class AxisLabel(NamedTuple):
 
 
 def paths(chart: Chart, panel: ChartPanel) -> list[SvgPath]:
-    """Return what is drawn in a panel, the later above the earlier; empty paths are left out."""
+    """Return the paths of a panel, later ones above earlier ones, without empty ones."""
     x, y = Scale(chart.x_low, chart.x_high, WIDTH), Scale(panel.y_high, panel.y_low, panel.height)
     found = []
     if not panel.name:
@@ -220,7 +220,7 @@ def paths(chart: Chart, panel: ChartPanel) -> list[SvgPath]:
         found.append(SvgPath("".join(f"{_to(0.0, at)}H{digits(WIDTH)}" for at in levels), "grid"))
     for mark in panel.marks:
         way = _way(mark, x, y)
-        if "hollow" in mark.style:  # a ring is a dot with a smaller one of paper on it
+        if "hollow" in mark.style:  # a ring is a dot with a smaller background-coloured dot on it
             outer = mark.style.replace(" hollow", "")
             found.append(SvgPath(way, outer, mark.name, mark.worker))
             found.append(SvgPath(way, "dot hollow", mark.name, mark.worker))
@@ -234,7 +234,7 @@ def paths(chart: Chart, panel: ChartPanel) -> list[SvgPath]:
 
 
 def y_labels(panel: ChartPanel) -> list[AxisLabel]:
-    """Return the labels at the left of a panel, from the top."""
+    """Return the labels on the left of a panel, from the top."""
     scale = Scale(panel.y_high, panel.y_low, panel.height)
     return [AxisLabel(scale.part(value), text) for value, text in _y_ticks(panel)]
 
@@ -244,7 +244,7 @@ def _y_ticks(panel: ChartPanel) -> Ticks:
 
 
 def x_labels(chart: Chart) -> dict[str, list[AxisLabel]]:
-    """Return the rows of labels below a chart by their class: times, and the steps of a run."""
+    """Return the rows of labels below a chart by class: times, and the steps of a run."""
     scale = Scale(chart.x_low, chart.x_high, WIDTH)
     if chart.axis is not None:
         times = time_ticks(scale.low, scale.high)
@@ -264,7 +264,7 @@ def _row(marks: Ticks, scale: Scale) -> list[AxisLabel]:
 
 def _way(mark: ChartMark, x: Scale, y: Scale) -> str:
     at, right = x(mark.x), x(mark.right)
-    # Buckets above the axis run along its upper edge, so that their lines do not end.
+    # Values above the axis follow its upper edge, so that their line is not broken.
     level, top = (np.maximum(y(values), 0.0) for values in (mark.y, mark.top))
     match mark.shape:
         case "stairs":
@@ -282,9 +282,9 @@ def _way(mark: ChartMark, x: Scale, y: Scale) -> str:
 
 
 def steps_way(left: FloatArray, right: FloatArray, y: FloatArray) -> str:
-    """Return the way of a line that is level from each left to its right edge.
+    """Return the path of a line that is level from each left to its right edge.
 
-    It is broken where a value is not a number or two neighbours do not touch.
+    It is broken at NaN and where two neighbours do not touch.
     """
     way, pen = [], None
     for a, b, level in zip(left.tolist(), right.tolist(), y.tolist(), strict=True):
@@ -298,7 +298,7 @@ def steps_way(left: FloatArray, right: FloatArray, y: FloatArray) -> str:
 
 
 def band_way(left: FloatArray, right: FloatArray, low: FloatArray, high: FloatArray) -> str:
-    """Return the way around the area between two such lines, piece by piece."""
+    """Return the path around the area between two such lines, piece by piece."""
     known = ~(np.isnan(low) | np.isnan(high))
     touching = np.append(False, (left[1:] - right[:-1] < 1e-6) & known[1:] & known[:-1])
     found: list[str] = []
@@ -324,7 +324,7 @@ def _around(
 
 
 def boxes_way(left: FloatArray, right: FloatArray, top: FloatArray, bottom: FloatArray) -> str:
-    """Return the way around boxes, without those too narrow to be seen."""
+    """Return the path around boxes, without boxes that are too narrow to see."""
     edges = zip(*(one.tolist() for one in (left, right, top, bottom)), strict=True)
     return "".join(
         f"{_to(a, high)}H{digits(b)}V{digits(low)}H{digits(a)}Z"
@@ -334,7 +334,7 @@ def boxes_way(left: FloatArray, right: FloatArray, top: FloatArray, bottom: Floa
 
 
 def line_way(x: FloatArray, y: FloatArray) -> str:
-    """Return the way through some points, broken where one is not a number."""
+    """Return the path through some points, broken at NaN."""
     way, begun = [], False
     for a, b in zip(x.tolist(), y.tolist(), strict=True):
         if isnan(b):
@@ -346,13 +346,13 @@ def line_way(x: FloatArray, y: FloatArray) -> str:
 
 
 def dots_way(x: FloatArray, y: FloatArray) -> str:
-    """Return the way of some dots: lines of no length, as their ends are round."""
+    """Return the path of some dots: zero-length lines with round ends."""
     points = zip(x.tolist(), y.tolist(), strict=True)
     return "".join(f"{_to(a, b)}h0" for a, b in points if not isnan(b))
 
 
 def uprights_way(x: FloatArray, top: FloatArray, bottom: FloatArray) -> str:
-    """Return the way of lines from top to bottom."""
+    """Return the path of vertical lines."""
     ends = zip(x.tolist(), top.tolist(), bottom.tolist(), strict=True)
     return "".join(f"{_to(a, high)}V{digits(low)}" for a, high, low in ends)
 
@@ -362,11 +362,11 @@ def _to(x: float, y: float) -> str:
 
 
 def digits(value: float, places: int = 2) -> str:
-    """Return a number for an attribute, as short as it can be.
+    """Return the shortest text of a number for an attribute.
 
     >>> digits(12.50), digits(3.0), digits(-0.001)
     ('12.5', '3', '0')
     """
-    told = f"{value:.{places}f}"
-    told = told.rstrip("0").rstrip(".") if "." in told else told
-    return "0" if told == "-0" else told
+    text = f"{value:.{places}f}"
+    text = text.rstrip("0").rstrip(".") if "." in text else text
+    return "0" if text == "-0" else text

@@ -1,6 +1,6 @@
-"""What the page says of a run in sentences, figures, tables and lists.
+"""The sentences, figures, tables and lists of the page.
 
-What the run itself wrote in words (reasons, alerts, names, facts) is others' text.
+Texts that the run wrote (reasons, alerts, names, facts) are untrusted.
 """
 
 from __future__ import annotations
@@ -13,92 +13,46 @@ from typing import Any
 
 import numpy as np
 
-from evenstride.core.allocation.speedup import WORTH_IT
 from evenstride.core.fleet import FloatArray
-from evenstride.report.analysis.attribution import Totals, slowed_of
+from evenstride.report.analysis.attribution import slowed_of
 from evenstride.report.analysis.run_generation import RecordedGeneration, median_s
 from evenstride.report.analysis.run_timeline import LeaderProcess
 from evenstride.report.page.page_runs import Leg, ReportedRun
-from evenstride.report.wording import NOTHING, duration, not_measured_text, plain
+from evenstride.report.wording import NOTHING, duration, plain
 
-RECENT = 20  # steps whose times count as those of a worker at the end
+RECENT = 20  # latest steps, for the times of a worker at the end
 MOST_LIVES = 20
-_ALIKE = 0.005  # speed-ups that differ by less are not called different
-_MOST_TOLD = 12
-_RECENT = 50  # steps whose times count as those of the run at the end
+_MOST_SENTENCES = 12
+_RECENT = 50  # latest steps, for the step time at the end
 _MOST_ROWS = 256
-_MOST = 80  # rows of what happened in the course of a run
+_MOST = 80  # rows of a table of events
 _MOST_SHARES = 16
-_FACTS_APART = {"kind", "started_unix_s"}
+_OTHER_FACTS = {"kind", "started_unix_s"}  # header fields that the page shows elsewhere
 
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """A figure that is shown large."""
+    """A figure in large type."""
 
     name: str
     value: str
-    told: str
-
-
-def headline(run: ReportedRun) -> str:
-    """Return in one or two sentences what a run came to."""
-    totals = run.totals
-    why = next((one.not_measured for one in reversed(run.story.generations)), "")
-    if why:
-        return not_measured_text(why)
-    if not run.legs:
-        return "No step was told of yet."
-    took = f"{totals.steps:,} steps took {duration(totals.took_s)}"
-    if not run.lockstep:
-        return (
-            f"{took} (the worker with the most to do). In {run.sync} workers do not keep step: "
-            "nobody waits for another, so there is no speed-up over equal steps to tell of."
-        )
-    if len(run.lanes) == 1:
-        return f"{took}. There is one worker, so there is nothing to balance."
-    bound, speedup = totals.bound_model, totals.speedup_model
-    if bound is None or speedup is None:
-        return f"{took}. What other splits would have taken is not known."
-    if bound - 1.0 < WORTH_IT:
-        alike = abs(speedup - 1.0) < _ALIKE
-        own = "" if alike else f", and this run was {speedup:.2f} times as fast"
-        return (
-            f"{took}. Balancing cannot help much here: the best split would be {bound - 1:.1%} "
-            f"faster than the equal one{own}."
-        )
-    return f"{took}, {_compared(totals, speedup, bound)}."
-
-
-def _compared(totals: Totals, speedup: float, bound: float) -> str:
-    saved_s = totals.saved_s or 0.0
-    best = f"the best split would be {bound:.2f} times as fast as the equal one"
-    if abs(speedup - 1.0) < _ALIKE:
-        could_s = duration(totals.judged_s - totals.best_s)
-        return f"as long as with equal shares: {best}, so balancing could save {could_s} of that"
-    if speedup < 1.0:
-        return f"{duration(-saved_s)} more than with equal shares, though {best}"
-    return (
-        f"by its fitted curves {speedup:.2f} times as fast as with equal shares: "
-        f"{duration(saved_s)} saved. That is {totals.efficiency_model:.1%} of what the best split "
-        "would reach"
-    )
+    note: str
 
 
 def cards_of(run: ReportedRun) -> list[Card]:
-    """Return the figures that a reader asks for first; none where nothing was told."""
+    """Return the main figures; an empty list for a run without steps."""
     totals = run.totals
     if not run.legs:
         return []
     step_s = float(np.median(run.legs[-1].durations_s[-_RECENT:]))
     found = [
         Card(
-            "Speed-up over equal shares",
+            "Speed-up over the equal split",
             _times(totals.speedup_model),
             f"best possible: {_times(totals.bound_model)}",
         ),
         Card("Efficiency", _part(totals.efficiency_model), "100% is the best split"),
-        Card("Time saved", duration(totals.saved_s), "against equal shares"),
+        Card("Time saved", duration(totals.saved_s), "against the equal split"),
         Card("Waiting for slower workers", f"{totals.waiting_part:.1%}", "of all workers' time"),
         Card(
             "Step",
@@ -107,16 +61,11 @@ def cards_of(run: ReportedRun) -> list[Card]:
         ),
         Card(
             "Samples per second",
-            f"{rate_of(run):,.4g}",
+            f"{totals.samples_per_s:,.4g}",
             f"{totals.steps:,} steps in {duration(totals.took_s)}",
         ),
     ]
     return found if run.lockstep else found[4:]
-
-
-def rate_of(run: ReportedRun) -> float:
-    """Return the samples that a run trained in a second of its steps."""
-    return run.totals.samples / run.totals.took_s if run.totals.took_s else 0.0
 
 
 def _times(value: float | None) -> str:
@@ -128,11 +77,11 @@ def _part(value: float | None) -> str:
 
 
 def who_waited(run: ReportedRun) -> list[str]:
-    """Return who made the others wait, since when and why, who cost most first."""
+    """Return which workers made the others wait, since when and why; the costliest first."""
     if not run.legs:
         return []
     if not run.lockstep:
-        return [f"Nobody waits for another: in {run.sync} each worker goes on when it is ready."]
+        return [f"In the mode {run.sync}, workers do not wait for each other."]
     found = [
         (blame.each_s, _sentence(run, leg, blame.reason))
         for leg in run.legs
@@ -140,63 +89,62 @@ def who_waited(run: ReportedRun) -> list[str]:
         if blame.stretches
     ]
     found.sort(key=lambda one: -one[0])
-    told = [text for _, text in found[:_MOST_TOLD]]
-    if len(found) > _MOST_TOLD:
-        told.append(f"{len(found) - _MOST_TOLD} more are in the table below.")
+    sentences = [text for _, text in found[:_MOST_SENTENCES]]
+    if len(found) > _MOST_SENTENCES:
+        sentences.append(f"The table below has {len(found) - _MOST_SENTENCES} more.")
     if not found and len(run.lanes) > 1:
-        told.append("No worker made the others wait for 2% of the time or more.")
-    return told + _slow(run)
+        sentences.append("No worker made the others wait for 2% of the time or more.")
+    return sentences + _slow(run)
 
 
 def _slow(run: ReportedRun) -> list[str]:
-    """Say who was slower than at its best for a while, as balancing hides it from the waits."""
+    """Return which workers ran below their best speed. Balancing hides this from the waits."""
     found: list[tuple[float, str]] = []
     for leg in run.legs:
-        drawn = [rank for rank, lane in enumerate(leg.lanes) if lane in run.drawn]
-        for one in slowed_of(leg, drawn):
+        for one in slowed_of(leg, leg.drawn(run.drawn)):
             name = f"worker {one.rank} ({run.lanes[leg.lanes[one.rank]]})"
-            found.append((one.lost, _sentence(run, leg, f"{name} {one.told}")))
+            found.append((one.lost, _sentence(run, leg, f"{name} {one.text}")))
     found.sort(key=lambda one: -one[0])
-    return [text for _, text in found[:_MOST_TOLD]]
+    return [text for _, text in found[:_MOST_SENTENCES]]
 
 
 def part_name(run: ReportedRun, leg: Leg) -> str:
-    """Return which process and generation a leg is, as far as there are several."""
+    """Return the process and generation of a leg, as far as the run has several."""
     life = leg.generation.life
     process = f"Process {life + 1}" if len(run.story.lives) > 1 else ""
     several = sum(one.generation.life == life for one in run.legs) > 1
     group = f"generation {leg.generation.number}" if several else ""
     batches = {one.generation.global_batch for one in run.legs if one.generation.life == life}
     batch = f"global batch {leg.generation.global_batch:,}" if len(batches) > 1 else ""
-    told = ", ".join(one for one in (process, group, batch) if one)
-    return told[:1].upper() + told[1:]
+    name = ", ".join(one for one in (process, group, batch) if one)
+    return name[:1].upper() + name[1:]
 
 
 def _sentence(run: ReportedRun, leg: Leg, reason: str) -> str:
-    where, told = part_name(run, leg), plain(reason)
-    return f"{where}{': ' if where else ''}{told[:1].upper()}{told[1:]}."
+    where, text = part_name(run, leg), plain(reason)
+    return f"{where}{': ' if where else ''}{text[:1].upper()}{text[1:]}."
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerFigures:
-    """What one worker of a run did; times are medians of its latest steps."""
+    """The figures of one worker of a run; times are medians of its latest steps."""
 
     worker: str
-    rank: int  # its latest
-    state: str | None  # what it is to the run at the end; ``None`` if that is not known
-    share: int  # samples of the last split
-    busy_s: float | None  # own work in a step
-    wait_s: float | None  # waiting for slower workers, and communication
-    speed: float | None  # at the end, as a part of its own best; ``None`` if it is not known
-    # Step from which its speed has been so; ``None`` if all the time, or not known
+    rank: int  # its latest.
+    state: str | None  # at the end: serving, gone, ...; ``None`` if unknown.
+    share: int  # samples of the last split.
+    busy_s: float | None  # busy time of a step.
+    wait_s: float | None  # waiting for slower workers, and communication.
+    speed: float | None  # at the end, as a fraction of its own best; ``None`` if unknown.
+    # Step from which it has had this speed; ``None`` if always, or unknown
     since: int | None
-    caused_s: float  # seconds that each of the others waited for it, on average, over the whole run
-    part: float  # these as a part of the time of all steps
-    slowest_steps: int  # how many it was the slowest in
+    caused_s: float  # mean seconds that each other worker waited for it, over the whole run.
+    part: float  # `caused_s` as a fraction of the time of all steps.
+    slowest_steps: int  # number of steps in which it was the slowest.
 
 
 def figures_of(run: ReportedRun, lane: int) -> WorkerFigures:
-    """Return what a worker did."""
+    """Return the figures of a worker."""
     leg = next(one for one in reversed(run.legs) if one.rank(lane) is not None)
     rank = leg.rank(lane)
     assert rank is not None
@@ -227,7 +175,7 @@ def _state(run: ReportedRun, leg: Leg, rank: int) -> str | None:
 
 
 def _latest(shares: FloatArray) -> int:
-    """Return the share of the last step that was told of; 0 if none was."""
+    """Return the share of the last recorded step; 0 without one."""
     known = shares[~np.isnan(shares)]
     return int(known[-1]) if len(known) else 0
 
@@ -237,10 +185,10 @@ class PageTable:
     """A table of the page."""
 
     headings: Sequence[str]  # one per column
-    rows: Sequence[Sequence[str]]  # cells; a row of one cell goes across all columns
-    told: str  # what stands above it
-    text: Sequence[int] = (0,)  # columns that hold text; the others are figures
-    count: int = 0  # how many entries there are, of which the rows may show some
+    rows: Sequence[Sequence[str]]  # cells; a row of one cell spans all columns
+    caption: str
+    text: Sequence[int] = (0,)  # columns that hold text; the others hold figures
+    count: int = 0  # number of entries, of which the rows may show some
 
 
 _COMPARED = (
@@ -258,17 +206,17 @@ _COMPARED = (
 
 
 def compared_table(runs: Sequence[ReportedRun]) -> PageTable:
-    """Return a line for each of several runs, each compared with the first."""
-    first = rate_of(runs[0])
-    told = (
-        "Samples per second of training steps, evaluation and saving apart. Waiting: of all "
-        "workers' time. Speed-up and efficiency by each run's own fitted curves."
+    """Return one line for each run, compared with the first run."""
+    first = runs[0].totals.samples_per_s
+    caption = (
+        "Samples per second count training steps only, without evaluation and saving. Waiting is a "
+        "fraction of all workers' time. Speed-up and efficiency use each run's own fitted curves."
     )
-    return PageTable(_COMPARED, [_compared_row(run, first) for run in runs], told, text=(0, 1))
+    return PageTable(_COMPARED, [_compared_row(run, first) for run in runs], caption, text=(0, 1))
 
 
 def _compared_row(run: ReportedRun, first: float) -> Sequence[str]:
-    totals, rate = run.totals, rate_of(run)
+    totals, rate = run.totals, run.totals.samples_per_s
     return (
         run.name,
         run.policy,
@@ -291,7 +239,7 @@ _WORKERS = (
     "wait",
     "speed, of its best",
     "since step",
-    "kept others waiting",
+    "made others wait",
     "part of the time",
     "slowest in steps",
     "state",
@@ -299,18 +247,18 @@ _WORKERS = (
 
 
 def workers_table(run: ReportedRun) -> PageTable | None:
-    """Return a line for each worker of the run; ``None`` if there are none."""
+    """Return one line for each worker of the run; ``None`` without workers."""
     if not run.legs:
         return None
     order = np.argsort(-run.caused_s, kind="stable").tolist()
     rows = [_worker(figures_of(run, lane), run.lockstep) for lane in order[:_MOST_ROWS]]
     if len(order) > _MOST_ROWS:
-        rows.append([f"{len(order) - _MOST_ROWS:,} more workers are in the output of --json"])
-    told = (
-        f"Share: of the last split. Busy and wait: medians of the last {RECENT} steps. Kept "
-        "others waiting: seconds of each of the others, on average, over the whole run."
+        rows.append([f"--json has {len(order) - _MOST_ROWS:,} more workers"])
+    caption = (
+        f"Share: samples of the last split. Busy and wait: medians of the last {RECENT} steps. "
+        "Made others wait: mean time that each other worker waited for it, over the whole run."
     )
-    return PageTable(_WORKERS, rows, told, text=(0, 10))
+    return PageTable(_WORKERS, rows, caption, text=(0, 10))
 
 
 def _worker(one: WorkerFigures, lockstep: bool) -> Sequence[str]:
@@ -329,13 +277,13 @@ def _worker(one: WorkerFigures, lockstep: bool) -> Sequence[str]:
 
 
 def changes_table(run: ReportedRun) -> PageTable | None:
-    """Return the changes of the split with their reasons; ``None`` if no decision was told of."""
-    told = [(of, one) for of in run.story.generations for one in of.decisions]
-    if not told:
+    """Return the changes of the split with their reasons; ``None`` without any decision."""
+    decided = [(of, one) for of in run.story.generations for one in of.decisions]
+    if not decided:
         return None
     rows = [
         (of, one.step, one.at_s, _split(one.shares), plain(one.reason))
-        for of, one in told
+        for of, one in decided
         if one.shares is not None
     ]
     headings = ("from step", "at", "shares", "reason")
@@ -343,29 +291,29 @@ def changes_table(run: ReportedRun) -> PageTable | None:
 
 
 def _split(shares: Sequence[int]) -> str:
-    told = " / ".join(f"{share:,}" for share in shares[:_MOST_SHARES])
+    first = " / ".join(f"{share:,}" for share in shares[:_MOST_SHARES])
     more = f" / … {len(shares) - _MOST_SHARES:,} more" if len(shares) > _MOST_SHARES else ""
-    return f"{told}{more}"
+    return f"{first}{more}"
 
 
 def kept_table(run: ReportedRun) -> PageTable | None:
-    """Return the decisions that kept the split; ``None`` if there are none."""
+    """Return the decisions that kept the split; ``None`` without one."""
     rows = [
         (of, one.step, one.at_s, plain(one.reason))
         for of in run.story.generations
         for one in of.decisions
         if one.shares is None
     ]
-    return _history(run, ("step", "at", "reason"), rows, "Nothing was changed") if rows else None
+    return _history(run, ("step", "at", "reason"), rows, "The split stayed") if rows else None
 
 
 def _history(
     run: ReportedRun,
     headings: tuple[str, ...],
     rows: Sequence[tuple[RecordedGeneration, int, float, *tuple[str, ...]]],
-    told: str,
+    caption: str,
 ) -> PageTable:
-    """Return a table of steps, times and texts; of several processes, each row names its own."""
+    """Return a table of steps, times and texts, with the process if the run has several."""
     several = len(run.story.lives) > 1
     shown: list[Sequence[str]] = [
         (*((f"{of.life + 1}",) if several else ()), f"{step:,}", duration(at_s), *texts)
@@ -373,20 +321,20 @@ def _history(
     ]
     if len(shown) > _MOST:
         half = _MOST // 2
-        left_out = [f"{len(shown) - 2 * half:,} more are left out here; --json has them all"]
+        left_out = [f"--json has {len(shown) - 2 * half:,} more"]
         shown = [*shown[:half], left_out, *shown[-half:]]
     headings = ("process", *headings) if several else headings
     first_text = headings.index("at") + 1
-    return PageTable(headings, shown, told, range(first_text, len(headings)), len(rows))
+    return PageTable(headings, shown, caption, range(first_text, len(headings)), len(rows))
 
 
 def counted(count: int, name: str) -> str:
-    """Return a number of things, the plural by an s."""
+    """Return a number and a noun, with an s for the plural."""
     return f"{count:,} {name}{'' if count == 1 else 's'}"
 
 
 def incidents_table(run: ReportedRun) -> PageTable | None:
-    """Return who came, went or got a notice; ``None`` if nothing of it happened."""
+    """Return which workers joined, left or got a notice; ``None`` without such an event."""
     events = [
         (of, one.step, one.at_s, plain(one.text))
         for of in run.story.generations
@@ -399,18 +347,18 @@ def incidents_table(run: ReportedRun) -> PageTable | None:
     elif not events:
         return None
     events.sort(key=lambda event: (event[0].life, event[2]))
-    told = f"{len(events):,} entr{'y' if len(events) == 1 else 'ies'}"
-    return _history(run, ("step", "at", "what happened"), events, told)
+    caption = f"{len(events):,} entr{'y' if len(events) == 1 else 'ies'}"
+    return _history(run, ("step", "at", "what happened"), events, caption)
 
 
 def _met(of: RecordedGeneration) -> str:
     names = ", ".join(of.workers[:_MOST_SHARES])
     more = f" and {len(of.workers) - _MOST_SHARES:,} more" if len(of.workers) > _MOST_SHARES else ""
-    return f"generation {of.number}: {len(of.workers):,} workers met: {names}{more}"
+    return f"generation {of.number} with {len(of.workers):,} workers: {names}{more}"
 
 
 def alerts_of(run: ReportedRun) -> list[str]:
-    """Return the alerts as sentences, in order; whatever they hold was written by others."""
+    """Return the alerts as sentences, in order. Their texts are untrusted."""
     return [
         _alert(note)
         for life in run.story.lives
@@ -429,14 +377,14 @@ def _alert(note: dict[str, Any]) -> str:
 
 
 def first_alerts(run: ReportedRun) -> list[str]:
-    """Return as many alerts as a page has room for, and how many more there are."""
+    """Return the alerts that a page has room for, and the number of the others."""
     found = alerts_of(run)
-    more = [f"{len(found) - _MOST:,} more: --json has them all"] if len(found) > _MOST else []
+    more = [f"--json has {len(found) - _MOST:,} more"] if len(found) > _MOST else []
     return [*found[:_MOST], *more]
 
 
 def processes_of(run: ReportedRun) -> list[dict[str, Any]]:
-    """Return what the headers say of the run: for each process when it began, and its facts."""
+    """Return the start and the header fields of each process."""
     lives = run.story.lives[:MOST_LIVES]
     return [
         {"began": _began(number, life), "facts": _facts(run, life)}
@@ -446,7 +394,7 @@ def processes_of(run: ReportedRun) -> list[dict[str, Any]]:
 
 def _facts(run: ReportedRun, life: LeaderProcess) -> list[tuple[str, str]]:
     facts: list[tuple[str, Any]] = [("trace", run.story.path)]
-    facts += [(key, value) for key, value in life.header.items() if key not in _FACTS_APART]
+    facts += [(key, value) for key, value in life.header.items() if key not in _OTHER_FACTS]
     for note in life.notes:
         if note.get("kind") == "workload":
             facts += [(key, value) for key, value in note.items() if key not in {"kind", "at_s"}]
@@ -457,9 +405,10 @@ def _began(number: int, life: LeaderProcess) -> str:
     when = ""
     if life.began_unix_s is not None and isfinite(life.began_unix_s):
         try:
-            when = f", began {datetime.fromtimestamp(life.began_unix_s, UTC):%Y-%m-%d %H:%M:%S} UTC"
+            started = datetime.fromtimestamp(life.began_unix_s, UTC)
+            when = f", started {started:%Y-%m-%d %H:%M:%S} UTC"
         except (OverflowError, ValueError, OSError):
             when = ""
-    ended = "ended" if life.summary is not None else "has not said that it ended"
+    ended = "ended" if life.summary is not None else "end not recorded"
     steps = sum(one.steps for one in life.generations)
     return f"Process {number}{when}: {steps:,} steps, {ended}"

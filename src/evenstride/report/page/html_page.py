@@ -1,7 +1,7 @@
-"""The report of runs: one page of HTML that asks nothing of any network, or JSON; and its file.
+"""The report of runs: one self-contained HTML page, or JSON; and its file.
 
-Names of hosts, files and metrics, reasons and facts are others' texts. Jinja escapes every
-expression, and `shown` takes out of texts what a browser or a reader's eye would act on.
+Names of hosts, files and metrics, reasons and facts are untrusted texts. Jinja escapes every
+expression, and `shown` removes control characters.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from markupsafe import Markup
 
 from evenstride._version import __version__
 from evenstride.errors import ConfigError
+from evenstride.report.analysis.key_findings import compared_findings
+from evenstride.report.analysis.run_folder import is_trace
 from evenstride.report.analysis.run_generation import Incident, RecordedDecision, RecordedGeneration
 from evenstride.report.page.chart import (
     WIDTH,
@@ -42,12 +44,10 @@ from evenstride.report.page.findings import (
     counted,
     figures_of,
     first_alerts,
-    headline,
     incidents_table,
     kept_table,
     part_name,
     processes_of,
-    rate_of,
     who_waited,
     workers_table,
 )
@@ -72,24 +72,23 @@ from evenstride.report.wording import duration, plain, shorten
 
 GENERATOR = "evenstride report"
 MARK = f'<meta name="generator" content="{GENERATOR}'
-"""What a page of ours says of itself, near its beginning."""
+"""Mark near the beginning of a page, by which a report is recognised."""
 REPORT_NAME = "report.html"
-_LOOKED_AT = 4096  # bytes of a file, in which its kind shows
-_TRACE = b'{"kind":"header"'
+_BEGINNING = 4096  # bytes of a file that hold the mark
 _LONGEST = 400  # characters of one text on the page
 _MOST_CLOSE = 6
 _MOST_METRICS = 12
-_MOST_OF_SECTIONS = 4_800_000  # bytes, so that the page of any number of runs is below 6 MB
+_MOST_OF_SECTIONS = 4_800_000  # bytes, so that a page of any number of runs is below 6 MB
 
 
 def page_of(runs: Sequence[ReportedRun]) -> str:
     """Return the page of one or several runs.
 
     Cost:
-        about a second for each run, and 20 ms for each of its workers.
+        About 1 s for each run, and 20 ms for each of its workers.
     """
-    told = [run for run in runs if run.legs]
-    length_s = max((run.length_s for run in told), default=1.0)
+    recorded = [run for run in runs if run.legs]
+    length_s = max((run.length_s for run in recorded), default=1.0)
     several = len(runs) > 1
     script = asset("page.js")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
@@ -103,16 +102,16 @@ def page_of(runs: Sequence[ReportedRun]) -> str:
         style=asset("page.css"),
         script=script,
         runs=runs,
-        compared=_side_by_side(runs, length_s) if several and told else None,
+        compared=_side_by_side(runs, length_s) if several and recorded else None,
         sections=sections,
-        left_out=[(run, headline(run)) for run in runs[len(sections) :]],
+        left_out=runs[len(sections) :],
         page_data=_page_data(runs, length_s),
     )
     return str(made)
 
 
 def _sections(runs: Sequence[ReportedRun], length_s: float) -> list[Markup]:
-    """Return a part for each run, as far as a page has room; the first is always shown."""
+    """Return the section of each run that a page has room for; always that of the first."""
     found, room = list[Markup](), _MOST_OF_SECTIONS
     for number, run in enumerate(runs):
         section = _section(run, number, length_s, alone=len(runs) == 1)
@@ -133,7 +132,6 @@ def _section(run: ReportedRun, number: int, length_s: float, *, alone: bool) -> 
         key=key,
         number=number,
         alone=alone,
-        headline=headline(run),
         cards=cards_of(run),
         who_waited=who_waited(run),
         workers=workers_table(run),
@@ -157,7 +155,7 @@ def _charts(run: ReportedRun, length_s: float, key: str, *, alone: bool) -> list
     return [
         times_chart(run, length_s, key),
         *([closeup_chart(windows, key)] if windows else []),
-        # With several runs, step times are shown side by side.
+        # With several runs, the step times are in the comparison.
         *([steptime_chart(run, length_s, key, top_s([run]))] if alone else []),
         shares_chart(run, length_s, key),
         *([curves] if curves is not None else []),
@@ -165,61 +163,50 @@ def _charts(run: ReportedRun, length_s: float, key: str, *, alone: bool) -> list
 
 
 def _pauses(run: ReportedRun) -> str:
-    """Tell what is left out between processes, where there are several."""
+    """Return when the later processes start, and the times between processes; empty for one."""
     if not run.pauses:
         return ""
-    told = []
-    begun = {leg.generation.life: leg for leg in reversed(run.legs)}
-    for (at_s, pause_s), leg in zip(run.pauses, list(reversed(begun.values()))[1:], strict=False):
-        before = "" if isnan(pause_s) else f", {duration(pause_s)} after the one before stopped"
-        told.append(f"{part_name(run, leg).split(',')[0]} begins at {duration(at_s)}{before}")
+    starts = []
+    first = {leg.generation.life: leg for leg in reversed(run.legs)}
+    for (at_s, pause_s), leg in zip(run.pauses, list(reversed(first.values()))[1:], strict=False):
+        after = "" if isnan(pause_s) else f", {duration(pause_s)} after the end of the previous one"
+        starts.append(f"{part_name(run, leg).split(',')[0]} starts at {duration(at_s)}{after}")
     return (
-        "Processes follow one another on one axis, without the time between them. "
-        f"{'; '.join(told[:8])}{'; and more' if len(told) > 8 else ''}."
+        "The axis shows one process after another, without the time between them. "
+        f"{'; '.join(starts[:8])}{'; and more' if len(starts) > 8 else ''}."
     )
 
 
 def _side_by_side(runs: Sequence[ReportedRun], length_s: float) -> dict[str, Any]:
-    told = [run for run in runs if run.legs]
-    close = [run for run in told if run.lockstep][:_MOST_CLOSE]
+    recorded = [run for run in runs if run.legs]
+    close = [run for run in recorded if run.lockstep][:_MOST_CLOSE]
     charts: list[Chart] = []
     if close:
         windows = [last_window(run, usual_span_s(close)) for run in close]
         title = "The same time at the end of each run"
         charts.append(closeup_chart(windows, "compared", title=title))
-    high_s = top_s(told)
+    high_s = top_s(recorded)
     charts += [
         steptime_chart(run, length_s, f"run{number}", high_s, f"Step time: {run.name}")
         for number, run in enumerate(runs)
         if run.legs
     ]
     return {
-        "told": _compared(told),
-        "worst": [(run.name, " ".join(who_waited(run)[:1])) for run in told[:_MOST_CLOSE]],
-        "table": compared_table(told),
+        "findings": findings_of(recorded),
+        "table": compared_table(recorded),
         "charts": charts,
     }
 
 
-def _compared(runs: Sequence[ReportedRun]) -> str:
-    rates = [rate_of(run) for run in runs]
-    if len(runs) < 2 or not all(rates):
-        return "Only one of them has told of steps."
-    best = max(range(len(runs)), key=rates.__getitem__)
-    if best == 0:
-        others = ", ".join(
-            f"{rates[0] / rate:.2f} times that of {run.name}"
-            for run, rate in zip(runs[1:], rates[1:], strict=True)
-        )
-        return f"{runs[0].name} trains the most samples per second: {others}."
-    return (
-        f"{runs[best].name} trains {rates[best] / rates[0]:.2f} times as many samples per second "
-        f"as {runs[0].name}."
-    )
+def findings_of(runs: Sequence[ReportedRun]) -> tuple[str, ...]:
+    """Return the most important facts of one run or of a comparison, at most three sentences."""
+    if len(runs) == 1:
+        return runs[0].findings
+    return compared_findings([(run.name, run.totals, run.findings) for run in runs])
 
 
 def _page_data(runs: Sequence[ReportedRun], length_s: float) -> dict[str, object]:
-    """Return what scripts need to know: the axis, and of each run its buckets and workers."""
+    """Return the data of the page's script: the axis, and buckets and workers of each run."""
     steps_s = [float(leg.durations_s.mean()) for run in runs for leg in run.legs]
     return {
         "length_s": length_s,
@@ -240,18 +227,18 @@ def _page_data(runs: Sequence[ReportedRun], length_s: float) -> dict[str, object
 
 
 def render(template: str, **values: Any) -> Markup:
-    """Return a template of this folder, filled in with values; all of their texts are escaped."""
+    """Return a rendered template of this folder; all texts in ``values`` are escaped."""
     return Markup(environment().get_template(template).render(values))
 
 
 def asset(name: str) -> Markup:
-    """Return a file of this folder as it is, such as the style sheet."""
+    """Return a file of this folder unchanged, such as the style sheet."""
     return Markup(files(__package__).joinpath(name).read_text(encoding="utf-8"))
 
 
 @cache
 def environment() -> Environment:
-    """Return what makes the templates: it escapes, and refuses names that it was not given."""
+    """Return the template environment, which escapes texts and refuses undefined names."""
     made = Environment(
         loader=PackageLoader(__package__, "."),
         autoescape=True,
@@ -268,7 +255,7 @@ def environment() -> Environment:
 
 
 def shown(value: object) -> object:
-    """Return what stands for a value before it is escaped; `Markup` is HTML already."""
+    """Return the text of a value before it is escaped. `Markup` is HTML already."""
     if value is None:
         return ""
     if isinstance(value, float):
@@ -277,18 +264,18 @@ def shown(value: object) -> object:
 
 
 def run_data(run: ReportedRun) -> dict[str, Any]:
-    """Return a run as JSON types; what is no finite number is ``None``."""
-    told = {
+    """Return a run as JSON types. Infinite numbers and NaN become ``None``."""
+    data = {
         "name": run.name,
         "trace": str(run.story.path),
         "policy": run.policy,
         "sync": run.sync,
         "lockstep": run.lockstep,
         "ended": run.story.ended,
-        "headline": headline(run),
+        "headline": " ".join(run.findings),
         "not_measured": next((one.not_measured for one in reversed(run.story.generations)), ""),
         "who_waited": who_waited(run),
-        "samples_per_s": rate_of(run),
+        "samples_per_s": run.totals.samples_per_s,
         "totals": run.totals.to_dict(),
         "workers": [asdict(figures_of(run, lane)) for lane in range(len(run.lanes))],
         "generations": [_leg(leg) for leg in run.legs],
@@ -310,7 +297,7 @@ def run_data(run: ReportedRun) -> dict[str, Any]:
         "processes": [{"header": life.header, "summary": life.summary} for life in run.story.lives],
         "unread": list(run.story.unread),
     }
-    found: dict[str, Any] = finite(told)
+    found: dict[str, Any] = finite(data)
     return found
 
 
@@ -341,7 +328,7 @@ def _leg(leg: Leg) -> dict[str, Any]:
 
 
 def finite(value: Any) -> Any:
-    """Return JSON types in which no number is infinite or none; those are ``None``."""
+    """Return JSON types with ``None`` in place of infinite numbers and NaN."""
     if isinstance(value, dict):
         return {str(key): finite(one) for key, one in value.items()}
     if isinstance(value, list | tuple):
@@ -350,58 +337,47 @@ def finite(value: Any) -> Any:
 
 
 def place_of(trace: Path, given: Path | None) -> Path:
-    """Return the file that a report is written to: the given one, or one beside the trace."""
+    """Return the file of a report: the given one, or ``report.html`` next to the trace."""
     return trace.parent / REPORT_NAME if given is None else given
 
 
 def check_place(path: Path, *, force: bool) -> None:
-    """Raise `ConfigError` unless a report may be written there: it must not hide another's file."""
+    """Raise `ConfigError` if a report would overwrite a file that is not a report."""
     if path.is_dir():
         raise ConfigError(
             f"{path} is a folder; name a file for the report, such as {path / REPORT_NAME}"
         )
     if path.exists() and not path.is_file():
-        raise ConfigError(f"{path} is no plain file; name one for the report")
-    if _is_trace(path):
+        raise ConfigError(f"{path} is not a regular file; name another file for the report")
+    if is_trace(path):
         raise ConfigError(f"{path} is the trace of a run; name another file for the report")
     if force or not path.exists():
         return
     try:
         with path.open("rb") as file:
-            ours = MARK.encode() in file.read(_LOOKED_AT)
+            ours = MARK.encode() in file.read(_BEGINNING)
     except OSError as error:
-        raise ConfigError(f"cannot look into {path} ({error.strerror})") from None
+        raise ConfigError(f"cannot read {path} ({error.strerror})") from None
     if not ours:
         raise ConfigError(
-            f"{path} exists and is no report of evenstride; name another file with -o, or give "
-            "--force to overwrite it"
+            f"{path} exists and is not a report of evenstride; name another file with -o, or "
+            "overwrite it with --force"
         )
 
 
 def check_folder(path: Path) -> None:
-    """Raise `ConfigError` unless figures can be written into a folder, or one made there."""
-    there = path.absolute()
-    while not os.path.lexists(there):
-        there = there.parent
-    if not there.is_dir():
-        raise ConfigError(f"{there} is no folder; name another one for the figures than {path}")
-    if not os.access(there, os.W_OK | os.X_OK):
-        raise ConfigError(
-            f"{there} may not be written into; name another folder for the figures than {path}"
-        )
-
-
-def _is_trace(path: Path) -> bool:
-    """Return whether a file begins like a trace, which nothing brings back."""
-    try:
-        with path.open("rb") as file:
-            return file.read(len(_TRACE)) == _TRACE
-    except OSError:  # there is none
-        return False
+    """Raise `ConfigError` unless figures can be written into a folder, which may not exist yet."""
+    nearest = path.absolute()
+    while not os.path.lexists(nearest):
+        nearest = nearest.parent
+    if not nearest.is_dir():
+        raise ConfigError(f"{nearest} is not a folder, so {path} cannot be one; name another one")
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise ConfigError(f"{nearest} is not writable; name another folder for figures than {path}")
 
 
 def write_page(text: str, path: Path) -> None:
-    """Write a page, whole or not at all; raise `ConfigError` if it cannot be written."""
+    """Write a page atomically; raise `ConfigError` if it cannot be written."""
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

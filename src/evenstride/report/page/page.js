@@ -1,5 +1,5 @@
 "use strict";
-// The page says everything without this: it adds read-outs, zooming and the hiding of workers.
+// The page is complete without this script, which adds read-outs, zooming and hiding of workers.
 (() => {
   const read = (id) => {
     const held = document.getElementById(id);
@@ -108,7 +108,7 @@
     }
     return low;
   };
-  const told = (chart, n) => {
+  const readOut = (chart, n) => {
     const run = page.runs[chart.run];
     const [first, last] = [run.first[n], run.last[n]].map((step) => step.toLocaleString("en"));
     const process = run.processes > 1 ? `process ${run.process[n]}, ` : "";
@@ -130,7 +130,7 @@
     const run = page.runs[chart.run];
     chart.at = Math.min(Math.max(n, 0), run.right.length - 1);
     const at = part((run.left[chart.at] + run.right[chart.at]) / 2);
-    figure.querySelector(".readout").textContent = told(chart, chart.at);
+    figure.querySelector(".readout").textContent = readOut(chart, chart.at);
     if (at < 0 || at > 100) return;
     for (const cursor of figure.querySelectorAll(".cursor")) {
       cursor.style.display = "block";
@@ -201,8 +201,8 @@
   for (const figure of charts.keys()) {
     figure.dataset.live = "";
     figure.tabIndex = 0;
-    figure.setAttribute("aria-roledescription", "chart; arrow keys read it out, plus and minus zoom");
-    const readout = make("output", "Point at it, or use the arrow keys, to read it out. Drag to zoom in.", "readout");
+    figure.setAttribute("aria-roledescription", "chart; arrow keys read values, plus and minus zoom");
+    const readout = make("output", "Point at the chart or use the arrow keys to read values. Drag to zoom in.", "readout");
     figure.append(readout);
     for (const drawn of figure.querySelectorAll("svg.x")) select(drawn.parentElement, figure);
     figure.addEventListener("keydown", (event) => keyed(figure, event));
@@ -210,11 +210,11 @@
 
   // Tools of each run
 
-  const button = (text, told, act) => {
+  const button = (text, title, act) => {
     const made = make("button", text);
     made.type = "button";
-    made.title = told;
-    made.setAttribute("aria-label", told);
+    made.title = title;
+    made.setAttribute("aria-label", title);
     made.addEventListener("click", act);
     return made;
   };

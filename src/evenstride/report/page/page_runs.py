@@ -1,12 +1,12 @@
-"""A run as its report draws it: all processes and generations one after another, in few buckets.
+"""A run as the report draws it: all processes and generations on one axis, in few buckets.
 
-The axis is the time in which a process was up. What lay between two processes is left out of it,
-and told beside it.
+The axis is the time in which a process ran. It leaves out the time between two processes, which
+the page states in a sentence.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -19,38 +19,39 @@ from evenstride.report.analysis.attribution import (
     Totals,
     totals_of,
 )
+from evenstride.report.analysis.key_findings import key_findings
 from evenstride.report.analysis.run_generation import RecordedGeneration, spans_s
 from evenstride.report.analysis.run_timeline import RunTimeline
 from evenstride.report.page.chart import WIDTH, Scale, Ticks, TimeAxis, step_ticks
 from evenstride.report.wording import plain
 
 MOST_LANES = 32
-"""Workers that are drawn; of more, those who kept the others waiting longest."""
-# Of all runs of a page together; a cell is a bucket of one worker.
+"""Largest number of drawn workers: those that made the others wait longest."""
+# Over all runs of a page; a cell is a bucket of one worker.
 _MOST_BUCKETS = 2000
 _MOST_CELLS = 24_000
-_CLOSE = 7.0  # percent of an axis; labels closer than that would run into each other
-_FEWEST_BUCKETS = 8  # of one run, however many there are
+_CLOSE = 7.0  # percent of an axis; closer labels would overlap
+_FEWEST_BUCKETS = 8  # of one run
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Thinned:
-    """Buckets of neighbouring points, all of the same length but the last."""
+    """Buckets of neighbouring points, of equal length except the last."""
 
     first: IntArray  # index of each bucket's first point, ``(buckets,)``
-    last: IntArray  # index of its last
-    least: FloatArray  # smallest value; not a number where none is known
+    last: IntArray  # index of its last point
+    least: FloatArray  # smallest value; NaN where no value is known
     mean: FloatArray  # mean value
     most: FloatArray  # largest value
 
     @property
     def exact(self) -> bool:
-        """Whether nothing was left out: each bucket is one point."""
+        """Whether each bucket is one point."""
         return bool((self.first == self.last).all())
 
 
 def thinned(values: FloatArray, most: int) -> Thinned:
-    """Return values in at most so many buckets; what is not known is not a number.
+    """Return values in at most ``most`` buckets. Unknown values are NaN.
 
     >>> import numpy as np
     >>> few = thinned(np.array([1.0, 9.0, 1.0, 1.0]), 2)
@@ -72,7 +73,7 @@ def thinned(values: FloatArray, most: int) -> Thinned:
 
 
 class Leg(Study):
-    """What was worked out of one generation of workers, on the axis of its run."""
+    """One generation of workers, placed on the axis of its run."""
 
     def __init__(
         self, generation: RecordedGeneration, offset_s: float, lanes: tuple[int, ...], each: int
@@ -86,11 +87,11 @@ class Leg(Study):
 
     @property
     def curtailed(self) -> bool:
-        """Whether some step had fewer samples than the global batch, as an epoch's last one."""
+        """Whether some step had fewer samples than the global batch, as the last of an epoch."""
         return bool((self.split_rows != np.arange(self.generation.steps)).any())
 
     def thin(self, values: FloatArray) -> Thinned:
-        """Return values of its steps in its buckets."""
+        """Return values of the steps in buckets."""
         return thinned(np.asarray(values, dtype=np.float64), self.buckets)
 
     @cached_property
@@ -105,24 +106,28 @@ class Leg(Study):
 
     @property
     def left_s(self) -> FloatArray:
-        """Where each bucket begins: at the end of the step before it."""
+        """Start of each bucket: the end of the step before it."""
         return np.asarray(self.opens_s[self.first])
 
     @property
     def right_s(self) -> FloatArray:
-        """Where each bucket ends."""
+        """End of each bucket."""
         return np.asarray(self.ends_s[self.last])
 
     def sums(self, values: FloatArray) -> FloatArray:
-        """Return the sum of each bucket; what is not known counts nothing."""
+        """Return the sum of each bucket. Unknown values count as 0."""
         return np.asarray(np.add.reduceat(np.nan_to_num(values), self.first))
 
     def rank(self, lane: int) -> int | None:
-        """Return the rank of a worker of the run; ``None`` if it is not among them."""
+        """Return the rank of a worker of the run; ``None`` if it is not in this generation."""
         return self.lanes.index(lane) if lane in self.lanes else None
 
+    def drawn(self, lanes: Collection[int]) -> list[int]:
+        """Return the ranks of those workers of the run that are in this generation."""
+        return [rank for rank, lane in enumerate(self.lanes) if lane in lanes]
+
     def step_at(self, row: int) -> int:
-        """Return a step's number in its process."""
+        """Return the number of a step in its process."""
         return self.generation.first + row
 
 
@@ -130,18 +135,25 @@ class Leg(Study):
 class ReportedRun:
     """One run, read and put on one axis."""
 
-    name: str  # that it is shown under
+    name: str  # shown on the page
     story: RunTimeline
-    legs: tuple[Leg, ...]  # its generations that have told of steps, in order
-    lanes: tuple[str, ...]  # names of all workers there ever were
-    each: int  # steps that are one bucket, at most
-    # Where on the axis a later process begins, and the seconds before that are left out (not a
-    # number where nobody knows)
+    legs: tuple[Leg, ...]  # its generations with recorded steps, in order
+    lanes: tuple[str, ...]  # names of all workers of the run
+    each: int  # largest number of steps in a bucket
+    # Where a later process begins on the axis, and the seconds left out before it; NaN if unknown
     pauses: tuple[tuple[float, float], ...]
 
     @cached_property
     def totals(self) -> Totals:
         return totals_of([leg.generation for leg in self.legs])
+
+    @cached_property
+    def findings(self) -> tuple[str, ...]:
+        """The most important facts, at most three sentences."""
+        unmeasured = [Study(one) for one in self.story.generations[-1:] if one.not_measured]
+        study = next(iter((*unmeasured, *reversed(self.legs))), None)
+        ranks = self.legs[-1].drawn(self.drawn) if self.legs else ()
+        return key_findings(study, self.totals, self.sync, ranks)
 
     @property
     def length_s(self) -> float:
@@ -153,19 +165,19 @@ class ReportedRun:
 
     @property
     def sync(self) -> str:
-        """Mode of synchronisation, as the latest header has it."""
+        """Synchronisation mode in the latest header."""
         header = self.story.lives[-1].header if self.story.lives else {}
         return plain(header.get("sync") or "bsp", 60)
 
     @property
     def policy(self) -> str:
-        """Specification of the policy, as the latest header has it."""
+        """Specification of the policy in the latest header."""
         header = self.story.lives[-1].header if self.story.lives else {}
         return plain(header.get("policy", "?"), 60)
 
     @cached_property
     def caused_s(self) -> FloatArray:
-        """Seconds that each of the others waited for each worker, on average, ``(lanes,)``."""
+        """Mean seconds that each other worker waited for each worker, ``(lanes,)``."""
         caused_s = np.zeros(len(self.lanes))
         for leg in self.legs:
             for blame in leg.blames:
@@ -174,16 +186,16 @@ class ReportedRun:
 
     @cached_property
     def drawn(self) -> tuple[int, ...]:
-        """The workers that are drawn, in the order of their ranks."""
+        """The drawn workers, in order."""
         worst = np.argsort(-self.caused_s, kind="stable")[:MOST_LANES]
         return tuple(sorted(worst.tolist()))
 
     def column(self, of: Callable[[Leg], FloatArray]) -> FloatArray:
-        """Return a value of each bucket of the run, of all legs together."""
+        """Return a value of each bucket of the run, over all legs."""
         return np.concatenate([of(leg) for leg in self.legs]) if self.legs else np.zeros(0)
 
     def axis(self, length_s: float) -> TimeAxis:
-        """Return what stands on an axis of some seconds: pauses, and round steps not too close."""
+        """Return the marks of an axis: pauses, and round step numbers at a distance."""
         scale = Scale(0.0, length_s, WIDTH)
         steps: Ticks = []
         before = -np.inf
@@ -199,11 +211,11 @@ class ReportedRun:
 
     @property
     def edges_s(self) -> tuple[FloatArray, FloatArray]:
-        """Where each bucket begins and ends, of all legs together."""
+        """Start and end of each bucket, over all legs."""
         return self.column(lambda leg: leg.left_s), self.column(lambda leg: leg.right_s)
 
     def of_lane(self, lane: int, of: Callable[[Leg, int], FloatArray]) -> FloatArray:
-        """Return a worker's value in each bucket; not a number where it was not there."""
+        """Return a worker's value in each bucket; NaN where it was not part of the run."""
 
         def one(leg: Leg) -> FloatArray:
             rank = leg.rank(lane)
@@ -213,10 +225,10 @@ class ReportedRun:
 
 
 def read_run(path: Path, name: str, among: int = 1) -> ReportedRun:
-    """Return a run, read to its end; ``among`` so many runs of its page, which share the room.
+    """Return a run, read to its end. The ``among`` runs of a page share its room.
 
     Cost:
-        that of reading: about 4 ms for each exchange of four workers.
+        Reading takes about 4 ms for each exchange of four workers.
     """
     story = RunTimeline(path)
     story.read()
@@ -224,16 +236,16 @@ def read_run(path: Path, name: str, among: int = 1) -> ReportedRun:
 
 
 def run_of(story: RunTimeline, name: str, among: int = 1) -> ReportedRun:
-    """Return a story that was read as a run on one axis, among so many runs of its page."""
-    told = [one for one in story.generations if one.steps]
+    """Return a timeline as a run on one axis. The ``among`` runs of a page share its room."""
+    recorded = [one for one in story.generations if one.steps]
     names = dict[tuple[str, int], int]()
-    lanes = [_lanes(one.workers, names) for one in told]
-    steps = sum(one.steps for one in told)
+    lanes = [_lanes(one.workers, names) for one in recorded]
+    steps = sum(one.steps for one in recorded)
     cells = _MOST_CELLS // max(1, min(len(names), MOST_LANES))
     most = max(_FEWEST_BUCKETS, min(_MOST_BUCKETS, cells) // among)
     each = max(1, -(-steps // most))
     legs, pauses, offset_s, life = list[Leg](), list[tuple[float, float]](), 0.0, None
-    for generation, mine in zip(told, lanes, strict=True):
+    for generation, mine in zip(recorded, lanes, strict=True):
         if life is not None and generation.life != life:
             offset_s = float(legs[-1].ends_s[-1])
             pauses.append((offset_s, _pause_s(story, life, generation.life, legs[-1])))
@@ -245,7 +257,7 @@ def run_of(story: RunTimeline, name: str, among: int = 1) -> ReportedRun:
 
 
 def _lanes(workers: Sequence[str], names: dict[tuple[str, int], int]) -> tuple[int, ...]:
-    """Return the number of each worker in the run; those of the same name are told apart."""
+    """Return the number of each worker in the run. Workers of the same name have distinct ones."""
     seen, found = dict[str, int](), []
     for worker in (plain(worker, 80) for worker in workers):
         copy = seen[worker] = seen.get(worker, -1) + 1

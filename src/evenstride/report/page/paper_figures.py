@@ -1,6 +1,6 @@
 """The charts of a report as PNG and SVG, for papers. Needs matplotlib.
 
-They are drawn of the same descriptions as those of the page, in its colours, on white.
+They use the descriptions and colours of the page, on a white background.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ if TYPE_CHECKING:
 
 
 _WIDTH = 7.0  # inches
-_PIXELS = 78.0  # of the page, that are an inch of a figure
+_PIXELS = 78.0  # of the page, per inch of a figure
 _DPI = 200
 _LONGEST = 120
 _MOST_LEGEND = 60  # characters of an entry of the legend
 Dashes = Literal["-", "--", ":", "-."]
 _DASHES: tuple[Dashes, ...] = ("-", "--", ":", "-.")
-# Colours that people with any kind of colour vision tell apart: Okabe and Ito, "Color Universal
-# Design" (2008), https://jfly.uni-koeln.de/color/, without its yellow, unseen on white.
+# Colours that are distinct for any colour vision: Okabe and Ito, "Color Universal Design" (2008),
+# https://jfly.uni-koeln.de/color/, without its yellow, which is invisible on white.
 _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 _NAMED: dict[str, tuple[str, Dashes]] = {
     "own": (_COLORS[0], "-"),
@@ -54,16 +54,16 @@ _NAMED: dict[str, tuple[str, Dashes]] = {
 
 
 def figures_of(runs: Sequence[ReportedRun], folder: Path) -> list[Path]:
-    """Write every chart of some runs twice, as PNG and as SVG; return the files.
+    """Write each chart as PNG and SVG, and return the files.
 
-    The same runs give the same SVG, byte for byte. Runs without steps have no charts.
+    The same runs give byte-identical SVG. Runs without steps have no charts.
     """
-    told = [run for run in runs if run.legs]
+    recorded = [run for run in runs if run.legs]
     found: list[Path] = []
-    for name, run in zip(_names(told), told, strict=True):
+    for name, run in zip(_names(recorded), recorded, strict=True):
         for chart in _charts(run):
             found += _saved([chart], folder / f"{name}{chart.key}")
-    close = [run for run in told if run.lockstep]
+    close = [run for run in recorded if run.lockstep]
     if len(close) > 1:
         windows = [last_window(run, usual_span_s(close)) for run in close]
         found += _saved([closeup_chart(windows, "")], folder / "compared-closeup")
@@ -83,7 +83,7 @@ def _charts(run: ReportedRun) -> Iterator[Chart]:
 
 
 def _names(runs: Sequence[ReportedRun]) -> list[str]:
-    """Return names that files may have, each once."""
+    """Return distinct, valid file names."""
     found: list[str] = []
     for run in runs:
         name = re.sub(r"[^\w.+-]+", "-", run.name).strip("-.")[:_LONGEST] or "run"
@@ -111,7 +111,7 @@ def _pixels(panel: ChartPanel) -> float:
 
 
 def _draw_charts(charts: Sequence[Chart], figure: Figure) -> None:
-    """Draw charts below each other; several share their axes, and have one legend."""
+    """Draw charts one below the other, with shared axes and one legend."""
     panels = [(chart, panel) for chart in charts for panel in chart.panels]
     heights = [panel.height for _, panel in panels]
     grid = np.atleast_1d(figure.subplots(len(panels), 1, sharex=True, height_ratios=heights))
@@ -166,7 +166,7 @@ def _draw_mark(axes: Axes, mark: ChartMark) -> None:
 
 
 def pen_of(style: str) -> tuple[str, Dashes]:
-    """Return the colour and the dashes of classes of the style sheet.
+    """Return the colour and the dashes of some style sheet classes.
 
     >>> pen_of("line c1 d1"), pen_of("line best")
     (('#D55E00', '--'), ('#009E73', '--'))
@@ -182,7 +182,7 @@ def pen_of(style: str) -> tuple[str, Dashes]:
 
 
 def _fill(style: str) -> dict[str, Any]:
-    """Return how matplotlib fills an area: waiting is hatched, so it is seen without colours."""
+    """Return the matplotlib fill of an area. Waiting is hatched, to be visible without colours."""
     color, words = pen_of(style)[0], style.split()
     if "waiting" in words:
         return {"facecolor": "white", "edgecolor": color, "hatch": "////", "linewidth": 0.0}

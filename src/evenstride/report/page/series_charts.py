@@ -1,4 +1,4 @@
-"""The charts of figures: step times and shares over the run, time curves, losses and metrics."""
+"""Charts of step times and shares over the run, time curves, losses and metrics."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from evenstride.report.wording import duration, plain
 
 HEIGHT = 190.0
 TITLE = "Step time against the best and the equal split"
-_BEYOND = 3.0  # times what nearly all steps take; what is longer is not drawn
+_BEYOND = 3.0  # times the time of nearly all steps; longer steps are cut off
 _BUCKETS = 400  # of a metric
-_FURTHEST = 1e100  # drawn at most: sums and differences of such values are still numbers
+_FURTHEST = 1e100  # largest drawn value: sums and differences of such values do not overflow
 _MEASURED = "loss of measured steps"
 
 
@@ -27,8 +27,8 @@ _MEASURED = "loss of measured steps"
 class StepTimeSeries:
     """Step times of a run in its buckets, in seconds.
 
-    ``equal`` and ``best`` are the means that those splits would have. Steps that cannot be compared
-    count as they were, and a bucket without others is not a number.
+    ``equal`` and ``best`` are the mean times with those splits. Steps without a comparison count
+    with their own times. A bucket without a comparison is NaN.
     """
 
     least: FloatArray
@@ -55,7 +55,7 @@ def step_times(run: ReportedRun) -> StepTimeSeries:
 
 
 def top_s(runs: Sequence[ReportedRun]) -> float:
-    """Return the longest time that is drawn: single steps that are much longer are not."""
+    """Return the upper end of the time axis. Single steps that are much longer are cut off."""
     found = [step_times(run) for run in runs]
     lines = np.concatenate([np.concatenate([one.mean, one.equal, one.best]) for one in found])
     longest = np.concatenate([one.most for one in found])
@@ -67,7 +67,7 @@ def top_s(runs: Sequence[ReportedRun]) -> float:
 def steptime_chart(
     run: ReportedRun, length_s: float, key: str, high_s: float, title: str = TITLE
 ) -> Chart:
-    """Return the chart of a run with at least one step, with times up to ``high_s``."""
+    """Return the chart of step times up to ``high_s``; the run must have at least one step."""
     found = step_times(run)
     unit_s, unit = unit_of(high_s)
     entries = [("line own", "this run, mean"), ("bar range", "shortest to longest step of a bar")]
@@ -80,7 +80,7 @@ def steptime_chart(
         ]
     panel = ChartPanel(
         marks=_steptime_marks(run, found, high_s, unit_s),
-        told=_steptime_told(found),
+        title=_steptime_title(found),
         height=HEIGHT,
         y_high=high_s / unit_s,
         y_name=f"{unit} per step",
@@ -116,25 +116,25 @@ def _steptime_marks(
 
 
 def _steptime_words(run: ReportedRun, found: StepTimeSeries, high_s: float) -> list[str]:
-    told = []
+    words = []
     if run.each > 1:
-        told.append(
-            f"Each bar of {run.each:,} steps has its mean as a line, and its shortest and longest "
-            "step as a band."
+        words.append(
+            f"The line is the mean of {run.each:,} steps; the band reaches from the shortest to "
+            "the longest."
         )
     beyond = int(np.count_nonzero(found.most > high_s))
     if beyond:
         longest_s = duration(float(np.nanmax(found.most)))
-        told.append(
+        words.append(
             f"Dots at the upper edge: {beyond} {'bars have' if beyond > 1 else 'bar has'} steps "
             f"longer than the axis; the longest took {longest_s}."
         )
     if np.isnan(found.best).all():
-        told.append("What other splits would have taken is not known.")
-    return told
+        words.append("The times of other splits are unknown.")
+    return words
 
 
-def _steptime_told(found: StepTimeSeries) -> str:
+def _steptime_title(found: StepTimeSeries) -> str:
     return (
         f"Step time: {duration(float(np.nanmean(found.mean)))} on average, from "
         f"{duration(float(np.nanmin(found.least)))} to {duration(float(np.nanmax(found.most)))}"
@@ -158,7 +158,7 @@ def _steptime_rows(
 
 
 def shares_chart(run: ReportedRun, length_s: float, key: str) -> Chart:
-    """Return the chart of a run with at least one step: a line for each worker that is drawn."""
+    """Return a chart with a line for each drawn worker; the run must have at least one step."""
     means = {
         lane: run.of_lane(lane, lambda leg, rank: leg.thin(leg.share(rank)).mean)
         for lane in run.drawn
@@ -166,7 +166,7 @@ def shares_chart(run: ReportedRun, length_s: float, key: str) -> Chart:
     high = 1.08 * max((float(np.nanmax(one, initial=0.0)) for one in means.values()), default=1.0)
     panel = ChartPanel(
         marks=tuple(mark for lane in run.drawn for mark in _share_marks(run, lane, means[lane])),
-        told=_share_told(run, means),
+        title=_share_title(run, means),
         height=190.0,
         y_high=high or 1.0,
         y_name="samples per step",
@@ -188,17 +188,19 @@ def shares_chart(run: ReportedRun, length_s: float, key: str) -> Chart:
 
 
 def _share_words(run: ReportedRun) -> list[str]:
-    told = ["Samples of each worker in a step; together they are the global batch."]
+    words = ["Samples of each worker in a step. Their sum is the global batch."]
     if any(leg.curtailed for leg in run.legs):
-        told.append("Steps that have fewer, as an epoch's last one, are drawn as the one before.")
+        words.append(
+            "A step with fewer samples, as the last of an epoch, shows the previous split."
+        )
     if run.each > 1:
-        told.append(
-            f"A line is the mean of {run.each:,} steps, the band around it from the smallest share "
-            "to the largest."
+        words.append(
+            f"The line is the mean of {run.each:,} steps; the band reaches from the smallest to "
+            "the largest share."
         )
     if len(run.lanes) > MOST_LANES:
-        told.append(f"{MOST_LANES} of {len(run.lanes):,} workers are drawn.")
-    return told
+        words.append(f"{MOST_LANES} of {len(run.lanes):,} workers are drawn.")
+    return words
 
 
 def _share_marks(run: ReportedRun, lane: int, mean: FloatArray) -> list[ChartMark]:
@@ -213,30 +215,30 @@ def _share_marks(run: ReportedRun, lane: int, mean: FloatArray) -> list[ChartMar
     return found
 
 
-def _share_told(run: ReportedRun, means: dict[int, FloatArray]) -> str:
-    told = []
+def _share_title(run: ReportedRun, means: dict[int, FloatArray]) -> str:
+    ranges = []
     for lane in run.drawn[:12]:
         known = means[lane][~np.isnan(means[lane])]
         if len(known):
-            told.append(f"{run.lanes[lane]} from {known[0]:.0f} to {known[-1]:.0f}")
-    return f"Samples per step, first and last: {', '.join(told)}"
+            ranges.append(f"{run.lanes[lane]} from {known[0]:.0f} to {known[-1]:.0f}")
+    return f"Samples per step, first and last: {', '.join(ranges)}"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Fitted:
-    """A worker's curve and what was measured of it, in seconds."""
+    """A worker's fitted curve and its measurements, in seconds."""
 
     lane: int
     fixed_s: float
     per_sample_s: float
-    shares: FloatArray  # at which it was measured since its speed changed last
-    busy_s: FloatArray  # median of its own work at each of them
+    shares: FloatArray  # measured since the last change of its speed
+    busy_s: FloatArray  # median busy time at each of them
     before: FloatArray  # the same before that change
     before_s: FloatArray
 
 
 def fitted_of(run: ReportedRun) -> list[Fitted]:
-    """Return the curves of the latest generation that has some; empty if none has."""
+    """Return the curves of the latest generation with fitted curves."""
     leg = next((one for one in reversed(run.legs) if one.generation.curves is not None), None)
     if leg is None:
         return []
@@ -250,15 +252,15 @@ def _fitted(leg: Leg, rank: int) -> Fitted:
     place = leg.generation.serving.index(rank)
     speeds = speeds_of(leg.generation, rank)
     phases = leg.phases(rank)
-    says = ~np.isnan(speeds)
-    now = np.arange(len(says)) >= (phases[-1].first if phases else 0)
+    usable = ~np.isnan(speeds)
+    now = np.arange(len(usable)) >= (phases[-1].first if phases else 0)
     busy_s, share = table.busy_s[:, rank], table.share[:, rank].astype(np.float64)
     return Fitted(
         leg.lanes[rank],
         float(curves.fixed_s[place]),
         float(curves.per_sample_s[place]),
-        *_medians(share[says & now], busy_s[says & now]),
-        *_medians(share[says & ~now], busy_s[says & ~now]),
+        *_medians(share[usable & now], busy_s[usable & now]),
+        *_medians(share[usable & ~now], busy_s[usable & ~now]),
     )
 
 
@@ -268,7 +270,7 @@ def _medians(shares: FloatArray, busy_s: FloatArray) -> tuple[FloatArray, FloatA
 
 
 def curves_chart(run: ReportedRun, key: str) -> Chart | None:
-    """Return the chart; ``None`` where no curves are known."""
+    """Return the chart of fitted curves; ``None`` without curves."""
     found = fitted_of(run)
     if not found:
         return None
@@ -278,19 +280,18 @@ def curves_chart(run: ReportedRun, key: str) -> Chart | None:
     unit_s, unit = unit_of(high_s)
     panel = ChartPanel(
         marks=tuple(mark for one in found for mark in _curve_marks(run, one, most, unit_s)),
-        told="Fitted time curves: "
+        title="Fitted time curves: "
         + "; ".join(f"{run.lanes[one.lane]} {_formula(one)}" for one in found[:12]),
         height=240.0,
         y_high=high_s / unit_s,
-        y_name=f"{unit} of own work",
+        y_name=f"{unit} busy",
     )
     return Chart(
         key=f"{key}-curves",
         title="Fitted time curves",
         words=(
-            "Lines are what the controller believed at the end. A dot is the median of all steps "
-            "that a worker had with that share since its speed changed last; rings are from "
-            "before.",
+            "Lines are the controller's curves at the end. A dot is the median busy time of all "
+            "steps with that share since the last change of the worker's speed; rings are older.",
         ),
         panels=(panel,),
         x_high=most,
@@ -321,7 +322,7 @@ def _curve_marks(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MetricSeries:
-    """One metric over the run: the steps at which it was found, and its values."""
+    """One metric over the run: the steps at which it was recorded, and its values."""
 
     name: str
     steps: FloatArray
@@ -329,15 +330,17 @@ class MetricSeries:
 
 
 def courses_of(run: ReportedRun) -> list[MetricSeries]:
-    """Return what was found of each metric, in the order in which they were first told of."""
+    """Return the series of each metric, in the order of their first records."""
     found: dict[str, list[tuple[int, float]]] = {}
     lives = run.story.lives
     for life, kept in zip(lives, kept_before(lives), strict=True):
-        told = {plain(name, 80): [(s, v) for s, _, v in one] for name, one in life.metrics.items()}
-        if life.losses:  # by the steps of the process, and metrics by those of the training
-            told[_MEASURED] = [(kept + step, loss) for step, loss in life.losses]
-        for name, values in told.items():
-            # What a process trained beyond the checkpoint that the next one began from is undone.
+        series = {
+            plain(name, 80): [(s, v) for s, _, v in one] for name, one in life.metrics.items()
+        }
+        if life.losses:  # losses count the steps of the process, metrics those of the training
+            series[_MEASURED] = [(kept + step, loss) for step, loss in life.losses]
+        for name, values in series.items():
+            # The next process repeats the steps after the checkpoint from which it started.
             before = [one for one in found.get(name, []) if one[0] < values[0][0]]
             found[name] = [*before, *values]
     return [MetricSeries(name, *np.array(one, dtype=np.float64).T) for name, one in found.items()]
@@ -360,10 +363,10 @@ def _metric_chart(course: MetricSeries, key: str) -> Chart:
     words = [f"First {course.values[0]:.4g}, last {course.values[-1]:.4g}."]
     if not few.exact:
         marks.insert(0, ChartMark("upright", "spread", steps, few.least, top=few.most))
-        words.append(f"{len(course.values):,} values in {len(steps)} groups: mean, and range.")
+        words.append(f"{len(course.values):,} values in {len(steps)} groups: mean and range.")
     panel = ChartPanel(
         marks=tuple(marks),
-        told=f"{course.name}: first {course.values[0]:.4g}, last {course.values[-1]:.4g}",
+        title=f"{course.name}: first {course.values[0]:.4g}, last {course.values[-1]:.4g}",
         height=130.0,
         y_low=low - room,
         y_high=high + room,

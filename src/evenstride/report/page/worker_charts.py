@@ -1,6 +1,6 @@
-"""Where the time of each worker went: over the whole run in buckets of steps, and steps up close.
+"""The time of each worker: over the whole run in buckets of steps, and a few steps up close.
 
-Of the few steps, several runs show the same seconds.
+Windows of several runs cover the same number of seconds.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from evenstride.report.page.chart import Chart, ChartMark, ChartPanel, listed, u
 from evenstride.report.page.page_runs import MOST_LANES, Leg, ReportedRun
 from evenstride.report.wording import duration, plain
 
-_MOST_CHANGES = 6  # of a worker's speed in one generation; more are noise to a reader
+_MOST_CHANGES = 6  # of a worker's speed in one generation; more are not drawn
 _STEPS = 8  # up close
 _MOST_WORKERS = 12  # up close
 _TRIES = 20  # to find steps without a pause between them
 STATES = (
-    ("busy", "busy: its own data and compute"),
+    ("busy", "busy: data loading and compute"),
     ("waiting", "waiting for a slower worker"),
     ("communication", "communication, and the rest of the wait"),
-    ("apart", "apart from steps: evaluation, saving, or nothing was told"),
+    ("apart", "outside of steps: evaluation, saving, or not recorded"),
 )
 
 
 def parts_of(leg: Leg, rank: int) -> FloatArray:
-    """Return what a worker did in each bucket, as parts of its time, ``(4, buckets)``.
+    """Return the fractions of a worker's time in each bucket, ``(4, buckets)``.
 
-    Busy, waiting for slower workers, the rest of the wait, and the longest wait for others of
-    a single step, as a part of that step. Not a number where nothing is known.
+    The rows are busy, waiting for slower workers, the rest of the wait, and the longest wait for
+    others in a single step, as a fraction of that step. Unknown values are NaN.
     """
     table = leg.generation.table
     waited_s = leg.waits.waited_s[:, rank]
@@ -47,14 +47,14 @@ def parts_of(leg: Leg, rank: int) -> FloatArray:
 
 
 def times_chart(run: ReportedRun, length_s: float, key: str) -> Chart:
-    """Return the chart of a run with at least one step: a lane for each worker."""
+    """Return a chart with a lane for each worker; the run must have at least one step."""
     parts = {lane: _parts(run, lane) for lane in run.drawn}
     shown = STATES if run.lockstep else tuple(one for one in STATES if one[0] != "waiting")
-    entries = [(f"bar {state}", told) for state, told in shown]
+    entries = [(f"bar {state}", text) for state, text in shown]
     if run.each > 1 and run.lockstep:
-        entries.append(("line peak", "the one step of the bar in which it waited most"))
+        entries.append(("line peak", "the step of the bar with the longest wait"))
     if any(len(_changes_s(run, lane)) for lane in run.drawn):
-        entries.append(("line mark", "its speed changed, and stayed so for a while"))
+        entries.append(("line mark", "a lasting change of its speed"))
     return Chart(
         key=f"{key}-times",
         title="Where each worker's time went",
@@ -71,14 +71,14 @@ def times_chart(run: ReportedRun, length_s: float, key: str) -> Chart:
 def _words(run: ReportedRun) -> list[str]:
     bar = "One bar is one step."
     if run.each > 1:
-        bar = f"One bar stands for {run.each:,} steps (the last of a generation for fewer)."
-    told = [f"{bar} The height of a colour is its part of the time; full height is all of it."]
+        bar = f"One bar is {run.each:,} steps; the last of a generation may have fewer."
+    words = [f"{bar} The height of a colour is its fraction of the time."]
     if len(run.lanes) > MOST_LANES:
-        told.append(
-            f"{MOST_LANES} of {len(run.lanes):,} workers are drawn: those who kept the others "
-            "waiting longest."
+        words.append(
+            f"{MOST_LANES} of {len(run.lanes):,} workers are drawn: those that made the others "
+            "wait longest."
         )
-    return told
+    return words
 
 
 def _lane(run: ReportedRun, lane: int, parts: FloatArray) -> ChartPanel:
@@ -99,7 +99,7 @@ def _lane(run: ReportedRun, lane: int, parts: FloatArray) -> ChartPanel:
     found.append(ChartMark("upright", "mark", changes_s, ends, top=ends + 1.0))
     return ChartPanel(
         marks=tuple(found),
-        told=f"{run.lanes[lane]}: {_summary(run, busy, waiting, rest)}",
+        title=f"{run.lanes[lane]}: {_summary(run, busy, waiting, rest)}",
         height=30.0,
         name=run.lanes[lane],
         worker=lane,
@@ -107,7 +107,7 @@ def _lane(run: ReportedRun, lane: int, parts: FloatArray) -> ChartPanel:
 
 
 def _changes_s(run: ReportedRun, lane: int) -> FloatArray:
-    """Return when a worker's speed changed, on the run's axis."""
+    """Return the changes of a worker's speed, on the run's axis."""
     found: list[float] = []
     for leg in run.legs:
         rank = leg.rank(lane)
@@ -127,37 +127,37 @@ def _parts(run: ReportedRun, lane: int) -> FloatArray:
 
 def _summary(run: ReportedRun, busy: FloatArray, waiting: FloatArray, rest: FloatArray) -> str:
     spent_s = run.column(lambda leg: leg.right_s - leg.left_s)
-    there = ~np.isnan(busy)
-    if not there.any():
-        return "nothing was told"
+    known = ~np.isnan(busy)
+    if not known.any():
+        return "nothing recorded"
     parts = [
-        float(np.average(one[there], weights=spent_s[there] + 1e-12))
+        float(np.average(one[known], weights=spent_s[known] + 1e-12))
         for one in (busy, waiting, rest)
     ]
-    told = f"busy {parts[0]:.0%} of the time"
-    return f"{told}, waiting for slower workers {parts[1]:.0%}" if run.lockstep else told
+    text = f"busy {parts[0]:.0%} of the time"
+    return f"{text}, waiting for slower workers {parts[1]:.0%}" if run.lockstep else text
 
 
 def _row(run: ReportedRun, lane: int, parts: FloatArray) -> dict[str, Any]:
     busy, waiting, rest, longest = (listed(one, 3) for one in 100 * parts)
-    told = [["busy", "%", busy]]
+    columns = [["busy", "%", busy]]
     if run.lockstep:
-        told.append(["waiting", "%", waiting])
+        columns.append(["waiting", "%", waiting])
         if run.each > 1:
-            told.append(["most in one step", "%", longest])
-    told.append(["communication", "%", rest])
-    return {"name": run.lanes[lane], "worker": lane, "parts": told}
+            columns.append(["most in one step", "%", longest])
+    columns.append(["communication", "%", rest])
+    return {"name": run.lanes[lane], "worker": lane, "parts": columns}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Window:
-    """Steps of one leg that are shown up close: their first and last row, and why these."""
+    """Steps of one leg that are drawn up close: their first and last row, and a description."""
 
     run: ReportedRun
     leg: Leg
     first: int
     last: int
-    told: str
+    text: str
 
     @property
     def begin_s(self) -> float:
@@ -169,7 +169,7 @@ class Window:
 
     @property
     def waiting(self) -> float:
-        """Part of the workers' time that they spent waiting for slower ones."""
+        """Fraction of the workers' time in which they waited for slower ones."""
         rows = slice(self.first, self.last + 1)
         waited_s = float(self.leg.waits.waited_s[rows].sum())
         workers = len(self.leg.generation.workers)
@@ -177,7 +177,7 @@ class Window:
 
 
 def windows_of(run: ReportedRun) -> list[Window]:
-    """Return the steps of a run that are worth a look: where most was waited, and the last."""
+    """Return the steps with the longest waits, and the last steps."""
     worst = max((_worst(run, leg) for leg in run.legs), key=lambda one: one.waiting, default=None)
     if worst is None:
         return []
@@ -189,9 +189,9 @@ def windows_of(run: ReportedRun) -> list[Window]:
 
 
 def last_window(run: ReportedRun, span_s: float) -> Window:
-    """Return the last steps of a run that fit into a time, and at least one.
+    """Return the last steps of a run that fit into a time, at least one.
 
-    Where an evaluation or a save lies between them, those before it that fill the time as well.
+    Steps before an evaluation or a save are returned instead if one lies among the last steps.
     """
     leg = run.legs[-1]
     begins_s = leg.ends_s - leg.durations_s
@@ -201,38 +201,38 @@ def last_window(run: ReportedRun, span_s: float) -> Window:
     latest = _first(begins_s, leg.ends_s[end] - span_s, end)
     for _ in range(_TRIES):
         first = _first(begins_s, leg.ends_s[last] - span_s, last)
-        # A pause before the first of them counts where they do not fill the time for it.
+        # A pause before the first step counts if the steps do not fill the time because of it.
         short = leg.ends_s[last] - begins_s[first] < span_s - 1.5 * step_s
         between = np.flatnonzero(pause[first + (not short) : last + 1]) - short
         if not len(between):
-            told = "its last steps" if last == end else "steps near its end"
-            return Window(run, leg, first, last, told)
+            text = "last steps" if last == end else "steps near the end"
+            return Window(run, leg, first, last, text)
         last = first + int(between[0])
         if last < 0 or leg.ends_s[last] - begins_s[0] < span_s:
             break
-    return Window(run, leg, latest, end, "its last steps")
+    return Window(run, leg, latest, end, "last steps")
 
 
 def _pauses(leg: Leg) -> npt.NDArray[np.bool_]:
-    """Return before which steps there was an evaluation, a save or the like."""
+    """Return whether an evaluation, a save or another pause precedes each step."""
     free_s = leg.ends_s - leg.durations_s - leg.opens_s
     return np.asarray(free_s > 0.5 * float(np.median(leg.durations_s)))
 
 
 def _first(begins_s: FloatArray, from_s: float, last: int) -> int:
-    """Return the first step that begins at a moment or later."""
+    """Return the first step that starts at a time or later."""
     return min(int(np.searchsorted(begins_s, from_s - 1e-6)), last)
 
 
 def usual_span_s(runs: Sequence[ReportedRun]) -> float:
-    """Return the time of eight steps at the end of the run whose steps are the longest."""
+    """Return the time of eight steps at the end of the run with the longest steps."""
     return (_STEPS + 0.5) * max(float(np.median(run.legs[-1].durations_s[-50:])) for run in runs)
 
 
 def _worst(run: ReportedRun, leg: Leg) -> Window:
-    """Return the steps in a row in which most was waited, of those all workers told of.
+    """Return the consecutive steps with the longest waits.
 
-    The first step is left out where there are others: it says nothing.
+    The first step is left out if there are others, because its time is not representative.
     """
     steps = leg.generation.steps
     count = min(_STEPS, steps)
@@ -242,16 +242,16 @@ def _worst(run: ReportedRun, leg: Leg) -> Window:
     free = begins[paused[begins + count] == paused[begins + 1]]
     begins = free if len(free) else begins
     first = int(begins[np.argmax(waited_s[begins + count] - waited_s[begins])])
-    return Window(run, leg, first, first + count - 1, "where workers waited most")
+    return Window(run, leg, first, first + count - 1, "steps with the longest waits")
 
 
 def closeup_chart(windows: Sequence[Window], key: str, *, title: str = "Steps up close") -> Chart:
-    """Return at least one window, several below each other with the same scale."""
+    """Return a chart of one or more windows, one below the other, on the same scale."""
     span_s = max(float(one.leg.ends_s[one.last]) - one.begin_s for one in windows)
     unit_s, unit = unit_of(span_s)
-    words = ["True to time, each box a step of a worker. All have the same scale."]
+    words = ["Each box is a step of a worker. Widths are times, all on the same scale."]
     if any(len(one.leg.generation.workers) > _MOST_WORKERS for one in windows):
-        words.append(f"Of the workers, the {_MOST_WORKERS} who kept the others waiting longest.")
+        words.append(f"{_MOST_WORKERS} workers are drawn: those that made the others wait longest.")
     return Chart(
         key=f"{key}-closeup",
         title=title,
@@ -259,7 +259,7 @@ def closeup_chart(windows: Sequence[Window], key: str, *, title: str = "Steps up
         panels=tuple(lane for one in windows for lane in _lanes(one, unit_s)),
         x_high=span_s / unit_s,
         x_name=f"{unit} since the first step shown",
-        legend=tuple((f"bar {state}", told) for state, told in STATES),
+        legend=tuple((f"bar {state}", text) for state, text in STATES),
     )
 
 
@@ -269,14 +269,14 @@ def _lanes(one: Window, unit_s: float) -> Iterator[ChartPanel]:
     numbers = f"{one.leg.step_at(one.first):,} to {one.leg.step_at(one.last):,}"
     heading = (
         one.run.name,
-        f", {one.told}: {one.steps} steps ({numbers}) of {duration(step_s)}; workers wait "
+        f", {one.text}: {one.steps} steps ({numbers}) of {duration(step_s)}; workers wait "
         f"{one.waiting:.0%} of their time",
     )
     for number, rank in enumerate(sorted(blame.rank for blame in worst)):
         name = plain(one.leg.generation.workers[rank])
         yield ChartPanel(
             marks=_boxes(one, rank, unit_s),
-            told=f"{name}: {one.steps} steps, true to time",
+            title=f"{name}: {one.steps} steps to scale",
             height=22.0,
             y_low=-0.11,
             y_high=1.11,

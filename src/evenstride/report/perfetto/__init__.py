@@ -1,4 +1,4 @@
-"""A run as a trace for Perfetto and chrome://tracing, beside what ``torch.profiler`` saw of it.
+"""A run as a trace for Perfetto and chrome://tracing, with exports of ``torch.profiler``.
 
 Start with `chrome_trace`.
 """

@@ -26,13 +26,13 @@ from evenstride.report.perfetto.run_events import (
 from evenstride.report.perfetto.torch_profiles import (
     Merged,
     TorchProfile,
-    beside,
+    outside_run,
     read_profile,
     write_profile,
 )
 from evenstride.report.wording import plain
 
-_LOOKED_AT = 4096
+_BEGINNING = 4096  # bytes of a file, by which an export is recognised
 _EVER = TimeWindow(-(1 << 63), 1 << 63)
 
 
@@ -40,16 +40,16 @@ _EVER = TimeWindow(-(1 << 63), 1 << 63)
 class Steps:
     """Numbers of steps, as their processes count them."""
 
-    first: int = 0  # the first of them
-    last: int | None = None  # the one behind the last; ``None`` for all that there are
+    first: int = 0
+    last: int | None = None  # exclusive; ``None`` for the end of the run
 
     @property
     def all(self) -> bool:
-        """Whether nothing is left out."""
+        """Whether these are all steps."""
         return self.first <= 0 and self.last is None
 
     def rows(self, placed: Placed) -> tuple[int, int]:
-        """Return the rows of a generation that are among them: first, and behind the last."""
+        """Return the rows of a generation with these steps: the first, and the exclusive end."""
         generation = placed.generation
         first = min(max(self.first - generation.first, 0), generation.steps)
         if self.last is None:
@@ -59,7 +59,7 @@ class Steps:
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """What was written."""
+    """The result of an export."""
 
     path: Path
     events: int
@@ -70,7 +70,7 @@ class Exported:
     remarks: tuple[str, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as JSON types."""
+        """Return the result as JSON types."""
         merged = [
             {"file": str(one.path), "rank": one.rank, "events": one.events} for one in self.merged
         ]
@@ -90,16 +90,16 @@ def export(
 ) -> Exported:
     """Write a run as trace events for Perfetto and chrome://tracing.
 
-    It is compressed if its name ends in ``.gz``. Profiles are files as `read_profile` takes them.
+    The file is compressed if its name ends in ``.gz``. See `read_profile` for profiles.
 
     Raises:
-        TraceError: there is no trace, or nothing of a run in it.
-        ConfigError: an export cannot be read or is of no rank of the run, there are no such steps,
-            or the file cannot be written.
+        TraceError: There is no trace, or it contains no run.
+        ConfigError: A profile cannot be read or its rank is not in the run, the run has none of
+            the steps, or the file cannot be written.
 
     Cost:
-        some 15 microseconds for each step of each worker. Memory for the run's `RunTimeline`, and
-        for one export at a time; nothing that is written is kept.
+        About 15 microseconds for each step of each worker. Memory for the run's `RunTimeline` and
+        for one profile at a time.
     """
     story = RunTimeline(run)
     story.read()
@@ -110,8 +110,8 @@ def export(
         return _Export(story, steps or Steps()).write(path, profiles)
     except OSError as error:
         raise ConfigError(
-            f"{plain(path)} cannot be written: {error.strerror}; name a file in a folder that is "
-            "there, with --output"
+            f"cannot write {plain(path)} ({error.strerror}); name a file in an existing folder "
+            "with --output"
         ) from error
 
 
@@ -145,7 +145,7 @@ class _Export:
             workers=workers,
             processes=len(self._story.lives),
             merged=merged,
-            remarks=(*self._story.unread, *self._notes, *self._beside(merged)),
+            remarks=(*self._story.unread, *self._notes, *self._outside(merged)),
         )
 
     def _write(
@@ -167,14 +167,14 @@ class _Export:
             write_notes(file, groups.leader, life, placed, window)
 
     def _of_the_run(self, profile: TorchProfile) -> TorchProfile:
-        """Return an export; raise `ConfigError` if the run has no such rank."""
+        """Return a profile; raise `ConfigError` if its rank is not in the run."""
         ranks = max(map(_ranks, self._story.lives))
         if profile.rank < ranks:
             return profile
-        there_are = f"ranks 0 to {ranks - 1}" if ranks > 1 else "rank 0 alone"
+        existing = f"ranks 0 to {ranks - 1}" if ranks > 1 else "rank 0 only"
         raise ConfigError(
-            f"{plain(profile.path)} is of rank {profile.rank}, and the run has {there_are}; give "
-            "exports of this run, or RANK=FILE where a file tells another rank than it is of"
+            f"{plain(profile.path)} is of rank {profile.rank}, but the run has {existing}; give "
+            "profiles of this run, or RANK=FILE if the file names a wrong rank"
         )
 
     def _window(self, placed: Placed, span: tuple[int, int]) -> TimeWindow:
@@ -182,52 +182,52 @@ class _Export:
             return _EVER
         return TimeWindow(int(placed.begins_ns[span[0]]), int(placed.ends_ns[span[1] - 1]))
 
-    def _beside(self, merged: tuple[Merged, ...]) -> list[str]:
+    def _outside(self, merged: tuple[Merged, ...]) -> list[str]:
         shown = [one for one in self._placed if len(one.begins_ns)]
         if not shown:
             return []
         ends = int(shown[0].begins_ns[0]), int(shown[-1].ends_ns[-1])
-        return [told for one in merged if (told := beside(one, *ends))]
+        return [note for one in merged if (note := outside_run(one, *ends))]
 
 
 def _ranks(life: LeaderProcess) -> int:
-    """Return how many ranks a process's run has; workers that shard one replica are several."""
-    told = life.header.get("world_size")
+    """Return the number of ranks in a process's run; a worker may be several sharding ranks."""
+    size = life.header.get("world_size")
     workers = max((len(one.workers) for one in life.generations), default=0)
-    return max(workers, told if isinstance(told, int) else 0)
+    return max(workers, size if isinstance(size, int) else 0)
 
 
 def _check_target(path: Path, trace: Path, profiles: Sequence[str]) -> None:
-    """Raise `ConfigError` rather than write over what is read."""
+    """Raise `ConfigError` if the target is an input or a file of another kind."""
     read = [trace, *(Path(one.partition("=")[2] or one) for one in profiles), *map(Path, profiles)]
     if any(path.resolve() == one.resolve() for one in read):
-        raise ConfigError(f"{plain(path)} is read for this; name another file with --output")
+        raise ConfigError(f"{plain(path)} is an input; name another file with --output")
     if path.is_dir():
         raise ConfigError(f"{plain(path)} is a folder; name a file with --output")
     if path.exists() and not _ours(path):
         raise ConfigError(
-            f"{plain(path)} exists, and is no export that could be written anew; remove it, or "
-            "name another file with --output"
+            f"{plain(path)} exists and is not an export of evenstride; remove it, or name another "
+            "file with --output"
         )
 
 
 def _no_such_steps(steps: Steps, placed: list[Placed]) -> str:
-    asked = f"{steps.first}:{'' if steps.last is None else steps.last}"
+    requested = f"{steps.first}:{'' if steps.last is None else steps.last}"
     known = [one.generation for one in placed if one.generation.steps]
     if not known:
-        return f"the run has told of no steps yet, so there are none in {asked}; leave --steps out"
+        return f"the run has no steps yet, so none in {requested}; leave --steps out"
     first = min(one.first for one in known)
     last = max(one.first + one.steps for one in known)
-    return f"the run has no steps in {asked}; its steps are {first}:{last}"
+    return f"the run has no steps in {requested}; its steps are {first}:{last}"
 
 
 def _ours(path: Path) -> bool:
-    """Return whether a file may be written anew: an empty one, or one that begins as we do."""
+    """Return whether a file may be overwritten: it is empty or an export of ours."""
     if not path.is_file():
         return False
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-            begins = file.read(_LOOKED_AT)
+            begins = file.read(_BEGINNING)
     except (OSError, EOFError):
         return False
     return not begins or b'"traceEvents"' in begins

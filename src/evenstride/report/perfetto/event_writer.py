@@ -1,8 +1,8 @@
-"""Trace events on their way into a file, one after the other, and the tracks they are on.
+"""Write trace events to a file one by one, and number their tracks.
 
 Source:
     "Trace Event Format", Google; Perfetto reads it as its external format "JSON". Times are in
-    microseconds. Slices of one thread must lie beside or inside each other.
+    microseconds. Slices of one thread must be nested or disjoint.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ from typing import IO, Any, NamedTuple, Self
 
 from evenstride.report.wording import plain
 
-_LEVEL = 3  # of gzip: higher ones take several times as long for a tenth less
+_LEVEL = 3  # of gzip: higher levels take several times as long for 10 % less
 _MOST_TEXT = 2000
 _TRACKS = 4  # of a group at most
-_ROOM = 1000  # for exports between the groups of two ranks
-_FOREIGN = 1 << 20  # behind the tracks of the run
+_ROOM = 1000  # for profiles between the groups of two ranks
+_FOREIGN = 1 << 20  # first number after the tracks of the run
 _encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
 
 class ThreadTrack(NamedTuple):
-    """A thread of a process, as the format calls a line of slices in a group of lines."""
+    """A line of slices within a group of lines. The format calls them thread and process."""
 
     pid: int
     tid: int
 
 
 class EventFile:
-    """Writes the events of one trace file; a context manager, which keeps none of them.
+    """A context manager that writes the events of one trace file.
 
-    The file is there, and whole, once the context is left; if that is by an error, what was there
-    before is still there. Times are counted from ``base_ns``, nanoseconds since 1970.
+    The file appears when the context ends. After an error, the previous file remains. Times count
+    from ``base_ns``, in nanoseconds since 1970.
     """
 
     def __init__(self, path: Path, base_ns: int, facts: dict[str, Any]) -> None:
@@ -45,7 +45,7 @@ class EventFile:
         self.events = 0
         head = {
             "displayTimeUnit": "ms",
-            "baseTimeNanoseconds": base_ns,  # as the exports of torch.profiler have it
+            "baseTimeNanoseconds": base_ns,  # as in exports of torch.profiler
             "otherData": clean(facts),
         }
         self._file.write(_encode(head)[:-1] + ',"traceEvents":[')
@@ -56,35 +56,35 @@ class EventFile:
         self._named(ThreadTrack(pid, 0), "process_sort_index", {"sort_index": order})
 
     def track(self, track: ThreadTrack, name: str) -> None:
-        """Name a track; those of lower numbers are shown above."""
+        """Name a track. Tracks with lower numbers are shown above."""
         self._named(track, "thread_name", {"name": plain(name)})
         self._named(track, "thread_sort_index", {"sort_index": track.tid})
 
     def slice(
         self, track: ThreadTrack, name: str, begin_ns: int, end_ns: int, args: dict[str, Any]
     ) -> None:
-        """Write something that lasted; what lasted no time is left out.
+        """Write a slice, unless its length is 0.
 
-        The name is without control characters, numbers are finite, and texts clean.
+        The name must have no control characters; see `clean` for the arguments.
         """
         begin_us, end_us = _us(begin_ns), _us(end_ns)
         if end_us <= begin_us:
             return
-        told = f',"args":{_encode(args)}' if args else ""
+        more = f',"args":{_encode(args)}' if args else ""
         self._put(
             f'{{"ph":"X","pid":{track.pid},"tid":{track.tid},"ts":{begin_us},'
-            f'"dur":{end_us - begin_us},"name":{_quoted(name)}{told}}}'
+            f'"dur":{end_us - begin_us},"name":{_quoted(name)}{more}}}'
         )
 
     def counter(self, pid: int, name: str, at_ns: int, value: float) -> None:
-        """Write what something amounts to from a moment on, with its unit in the name."""
+        """Write the value of a counter from a time on. The name contains the unit."""
         self._put(
             f'{{"ph":"C","pid":{pid},"ts":{_us(at_ns)},"name":{_quoted(name)},'
             f'"args":{{"value":{_encode(value)}}}}}'
         )
 
     def instant(self, track: ThreadTrack, name: str, at_ns: int, args: dict[str, Any]) -> None:
-        """Write something that happened at one moment; name and arguments may hold anything."""
+        """Write an event without a length. Name and arguments may be untrusted."""
         event = {
             "ph": "i",
             "s": "t",
@@ -98,17 +98,17 @@ class EventFile:
     def foreign(self, event: dict[str, Any]) -> None:
         """Write an event of another trace."""
         try:
-            told = _encode(event)
-        except ValueError:  # numbers that JSON does not know
-            told = _encode(clean(event))
-        self._put(told)
+            text = _encode(event)
+        except ValueError:  # NaN or infinity
+            text = _encode(clean(event))
+        self._put(text)
 
     def _named(self, track: ThreadTrack, what: str, args: dict[str, Any]) -> None:
         event = {"ph": "M", "pid": track.pid, "tid": track.tid, "name": what, "args": args}
         self._put(_encode(event))
 
-    def _put(self, told: str) -> None:
-        self._file.write(f",\n{told}" if self.events else f"\n{told}")
+    def _put(self, text: str) -> None:
+        self._file.write(f",\n{text}" if self.events else f"\n{text}")
         self.events += 1
 
     def __enter__(self) -> Self:
@@ -126,7 +126,7 @@ class EventFile:
 
 
 def clean(value: Any) -> Any:
-    """Return a value as JSON can have it, its texts without control characters."""
+    """Return a value with valid JSON numbers and texts without control characters."""
     if isinstance(value, dict):
         return {plain(key): clean(one) for key, one in value.items()}
     if isinstance(value, list | tuple):
@@ -145,7 +145,7 @@ def _opened(path: Path, *, compressed: bool) -> IO[str]:
 def _us(time_ns: int) -> int:
     """Return a time in whole microseconds.
 
-    Readers count in floats, where slices that touch could overlap by the last digit of a fraction.
+    Readers use floats, in which adjacent slices with fractions could overlap by rounding.
     """
     return (time_ns + 500) // 1000
 
@@ -164,7 +164,7 @@ class WorkerTracks(NamedTuple):
 
     @property
     def pid(self) -> int:
-        """Number of their group."""
+        """Number of the group."""
         return self.step.pid
 
 
@@ -177,16 +177,16 @@ class LeaderTracks(NamedTuple):
 
 
 class Groups:
-    """Numbers groups and tracks, and names them in the file when they are first asked for.
+    """Numbers groups and tracks, and names them in the file at their first use.
 
-    A worker is a rank and a name: a machine that comes back as another rank is told apart.
+    A worker is a rank and a name, so a machine that returns as another rank is another worker.
     """
 
     def __init__(self, file: EventFile) -> None:
         self._file = file
         self._workers: dict[tuple[int, str], WorkerTracks] = {}
         self._pids = 0
-        # Numbers of tracks, and of arrows and other things with an id, of other traces.
+        # Numbers of the tracks and ids (such as those of arrows) of other traces.
         self.foreign_tracks = count(_FOREIGN + 1)
         self.foreign_ids = count(1)
         pid = self._open("evenstride: the leader", 0)
@@ -194,7 +194,7 @@ class Groups:
 
     @property
     def workers(self) -> int:
-        """How many workers have tracks."""
+        """Number of workers with tracks."""
         return len(self._workers)
 
     def worker(self, rank: int, name: str) -> WorkerTracks:

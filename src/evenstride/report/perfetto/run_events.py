@@ -1,6 +1,6 @@
-"""What a trace shows of a generation: steps, counters, decisions, on the clock of the world.
+"""Events of a generation on the wall clock: steps, counters and decisions.
 
-The steps of one process lie behind those of the process before it.
+The steps of a process follow those of the process before it.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from evenstride.report.perfetto.event_writer import EventFile, LeaderTracks, Wor
 from evenstride.report.wording import duration
 
 BASE_S = 7_889_238
-"""torch.profiler counts from the last whole multiple of this since 1970, a quarter of a year, so
-that times in microseconds keep their nanoseconds as JSON numbers."""
+"""torch.profiler counts times from a whole multiple of this period since 1970, a quarter of a
+year, so that microseconds keep their nanoseconds as JSON numbers."""
 _LATEST_S = 4.0e9
-_LEAST_TOLD_S = 0.001
+_LEAST_REPORTED_S = 0.001
 _AT_ONCE = 4096  # steps
-_TOLD_CHANGE = 0.01  # of the best speed; smaller changes are left out
+_LEAST_CHANGE = 0.01  # of the best speed; smaller changes are left out
 _MOST_BYTES = 1 << 62
 _SHOWN_SHARES = 8
 
@@ -37,7 +37,7 @@ class TimeWindow(NamedTuple):
     last: int
 
     def has(self, at_ns: int) -> bool:
-        """Return whether a moment is in it."""
+        """Return whether a time is in the window."""
         return self.first <= at_ns <= self.last
 
 
@@ -46,13 +46,13 @@ class Placed:
     """A generation whose times are nanoseconds since the base of the trace."""
 
     study: Study
-    began_ns: int  # when the clock of its process began
-    after_ns: int  # when the step before its first one ended, or that clock began
-    begins_ns: IntArray  # when each step began, ``(steps,)``
-    # When it ended: as its gradients were averaged. Never before it began, nor after the next one
-    # began
+    began_ns: int  # start of its process's clock.
+    after_ns: int  # end of the step before its first one, or start of that clock.
+    begins_ns: IntArray  # start of each step, ``(steps,)``.
+    # End of each step, when its gradients were averaged: not before its start, and not after the
+    # start of the next step
     ends_ns: IntArray
-    # First step of each pass over the data, and the epoch that it is in, in order
+    # First step and epoch of each pass over the data, in order
     passes: tuple[tuple[int, int], ...]
 
     @property
@@ -61,11 +61,11 @@ class Placed:
         return self.study.generation
 
     def at_ns(self, at_s: float) -> int:
-        """Return a moment of the process's clock."""
+        """Return a time of the process's clock."""
         return self.began_ns + _ns(at_s)
 
     def epochs(self, first: int, last: int) -> list[int | None]:
-        """Return the epochs of rows of steps, counted from 0; ``None`` where that is not known."""
+        """Return the epochs of rows of steps, counted from 0; ``None`` where unknown."""
         if not self.passes:
             return [None] * (last - first)
         steps = self.generation.first + np.arange(first, last)
@@ -75,14 +75,14 @@ class Placed:
 
 
 def base_of(lives: list[LeaderProcess]) -> int:
-    """Return the moment that times are counted from, in nanoseconds since 1970."""
-    told = [_began_s(life) for life in lives]
-    first_s = min((s for s in told if s is not None), default=0.0)
+    """Return the time from which all times count, in nanoseconds since 1970."""
+    starts_s = [_began_s(life) for life in lives]
+    first_s = min((s for s in starts_s if s is not None), default=0.0)
     return int(first_s) // BASE_S * BASE_S * 1_000_000_000
 
 
 def place(lives: list[LeaderProcess], base_ns: int) -> tuple[list[Placed], list[str]]:
-    """Return all generations of a run in order, and what is not as it was told, in sentences."""
+    """Return all generations of a run in order, and notes on times that were corrected."""
     found: list[Placed] = []
     notes: list[str] = []
     ended_ns: int | None = None
@@ -93,7 +93,7 @@ def place(lives: list[LeaderProcess], base_ns: int) -> tuple[list[Placed], list[
         for generation, (begins_s, ends_s) in zip(life.generations, spans, strict=True):
             least = began_ns if ended_ns is None else ended_ns
             begins_ns, ends_ns = began_ns + _all_ns(begins_s), began_ns + _all_ns(ends_s)
-            if len(begins_ns) and begins_ns[0] < least:  # of one process, so by little
+            if len(begins_ns) and begins_ns[0] < least:  # by little, within one process
                 begins_ns, ends_ns = (at + (least - begins_ns[0]) for at in (begins_ns, ends_ns))
             passes = tuple((one.step, int(one.epochs + 1e-6)) for one in life.passes)
             study = Study(generation)
@@ -110,22 +110,22 @@ def _began(
     base_ns: int,
     ended_ns: int | None,
 ) -> tuple[int, str]:
-    """Return when a process's clock began, and what is to be said of it."""
+    """Return the start of a process's clock, and a note if it was corrected."""
     first_s = min((float(begins_s[0]) for begins_s, _ in spans if len(begins_s)), default=0.0)
     behind_ns = max((ended_ns or 0) - _ns(first_s), 0)
     began_s = _began_s(life)
     if began_s is None:
-        where = "at 1970" if ended_ns is None else "right behind the one before"
-        return behind_ns, f"process {number} does not tell when it began; it is shown {where}"
+        where = "at 1970" if ended_ns is None else "right after the previous one"
+        return behind_ns, f"process {number} did not record when it started; it is shown {where}"
     began_ns = round(began_s * 1e6) * 1000 - base_ns
     if ended_ns is None or began_ns >= behind_ns or not spans:
         return began_ns, ""
     early_s = (behind_ns - began_ns) / 1e9
-    if early_s < _LEAST_TOLD_S:
+    if early_s < _LEAST_REPORTED_S:
         return behind_ns, ""
     return behind_ns, (
-        f"by its clock process {number} began its steps {duration(early_s)} before the last step "
-        "of the one before had ended; it is shown behind that"
+        f"by its clock, process {number} started its steps {duration(early_s)} before the last "
+        "step of the previous process ended; it is shown after that step"
     )
 
 
@@ -144,11 +144,11 @@ def _all_ns(at_s: FloatArray) -> IntArray:
 
 @dataclass(frozen=True)
 class StepRows:
-    """Steps of a generation, all its workers together, as nanoseconds."""
+    """Steps of a generation over all its workers, in nanoseconds."""
 
     placed: Placed  # the generation
     first: int  # row of the first step
-    last: int  # row behind the last
+    last: int  # row after the last step
 
     @cached_property
     def begins_ns(self) -> IntArray:
@@ -160,27 +160,27 @@ class StepRows:
 
     @cached_property
     def busy_s(self) -> FloatArray:
-        """Own work of all workers, not a number where nobody told, ``(rows, workers)``."""
+        """Busy time of all workers, NaN where unknown, ``(rows, workers)``."""
         return self.placed.generation.table.busy_s[self.first : self.last]
 
     @cached_property
     def slowest(self) -> IntArray:
-        """Whom the others waited for in each step; -1 where that is not known or nobody."""
+        """The slowest rank of each step; -1 where it is unknown or workers do not wait."""
         generation = self.placed.generation
         known = generation.table.whole[self.first : self.last] & generation.lockstep
         if not known.any():
             return np.full(len(known), -1)
-        worked_s = np.where(np.isnan(self.busy_s), -1.0, self.busy_s)
-        return np.where(known, worked_s.argmax(axis=1), -1)
+        busy_s = np.where(np.isnan(self.busy_s), -1.0, self.busy_s)
+        return np.where(known, busy_s.argmax(axis=1), -1)
 
     @cached_property
     def longest_s(self) -> FloatArray:
-        """Own work of the slowest worker of each step; 0 where that is not known."""
-        worked_s = np.nan_to_num(self.busy_s).max(axis=1)
-        return np.where(self.slowest >= 0, worked_s, 0.0)
+        """Busy time of the slowest worker of each step; 0 where unknown."""
+        longest_s = np.nan_to_num(self.busy_s).max(axis=1)
+        return np.where(self.slowest >= 0, longest_s, 0.0)
 
     def until_ns(self, seconds: FloatArray) -> IntArray:
-        """Return the moments so many seconds into the steps, within them."""
+        """Return the times ``seconds`` after the starts of the steps, at most their ends."""
         after_ns = np.round(np.nan_to_num(seconds) * 1e9).astype(np.int64)
         return np.minimum(self.begins_ns + np.maximum(after_ns, 0), self.ends_ns)
 
@@ -202,10 +202,10 @@ class _WorkerStep(NamedTuple):
 
 
 def write_steps(file: EventFile, tracks: WorkerTracks, rank: int, rows: StepRows) -> None:
-    """Write the steps of one worker, as far as it told of them.
+    """Write the recorded steps of one worker.
 
-    In each it worked first, then waited for slower workers, then for communication. In which order
-    work and waiting took turns within a step is in no trace.
+    Each step shows the busy time first, then the wait for slower workers, then communication. The
+    trace does not record their true order within a step.
     """
     for step in _steps(rank, rows):
         if step.known:
@@ -233,7 +233,7 @@ def _steps(rank: int, rows: StepRows) -> Iterator[_WorkerStep]:
     table, busy_s = generation.table, rows.busy_s[:, rank]
     worked_ns = rows.until_ns(busy_s)
     fetched_ns = rows.until_ns(np.fmin(table.data_s[part, rank], busy_s))
-    ends_ns = rows.ends_ns  # of all, where they keep step
+    ends_ns = rows.ends_ns  # common to all workers in lockstep
     if not generation.lockstep:
         ends_ns = rows.until_ns(busy_s + table.wait_s[part, rank])
     columns = (
@@ -254,7 +254,7 @@ def _steps(rank: int, rows: StepRows) -> Iterator[_WorkerStep]:
 
 
 def pieces(placed: Placed, first: int, last: int) -> Iterator[StepRows]:
-    """Yield rows of a generation, few at a time."""
+    """Yield rows of a generation in pieces that limit the memory."""
     for begin in range(first, last, _AT_ONCE):
         yield StepRows(placed, begin, min(begin + _AT_ONCE, last))
 
@@ -262,26 +262,26 @@ def pieces(placed: Placed, first: int, last: int) -> Iterator[StepRows]:
 def write_counters(
     file: EventFile, pid: int, rank: int, placed: Placed, span: tuple[int, int]
 ) -> None:
-    """Write a worker's share, and its speed against its best, where they change in a span."""
+    """Write the changes of a worker's share and of its relative speed in a span of rows."""
     counters = (
         ("share (samples)", placed.study.share(rank), 0.5),
-        ("speed (part of its best)", _speed(placed.study, rank), _TOLD_CHANGE),
+        ("speed (part of its best)", _speed(placed.study, rank), _LEAST_CHANGE),
     )
     rows = slice(*span)
     begins_ns = placed.begins_ns[rows].tolist()
     for name, values, least in counters:
         latest = np.inf
         for begin_ns, value in zip(begins_ns, values[rows].tolist(), strict=True):
-            if abs(value - latest) >= least:  # never, where it is not a number
+            if abs(value - latest) >= least:  # False for NaN
                 file.counter(pid, name, begin_ns, round(value, 3))
                 latest = value
 
 
 def write_memory(file: EventFile, pids: Sequence[int], placed: Placed, window: TimeWindow) -> None:
-    """Write the memory that workers told of in a window of time."""
+    """Write the memory that workers reported in a window of time."""
     for at_s, held in placed.generation.memory:
         at_ns, peak = placed.at_ns(at_s), held.peak_bytes
-        if not isinstance(held.worker, int) or not isinstance(peak, int):  # a file may be changed
+        if not isinstance(held.worker, int) or not isinstance(peak, int):  # in a changed file
             continue
         if 0 <= held.worker < len(pids) and window.has(at_ns):
             mib = round(min(peak, _MOST_BYTES) / 2**20, 1)
@@ -289,7 +289,7 @@ def write_memory(file: EventFile, pids: Sequence[int], placed: Placed, window: T
 
 
 def _speed(study: Study, rank: int) -> FloatArray:
-    """Return a worker's speed in each step as a part of that of its best phase."""
+    """Return a worker's speed in each step as a fraction of that of its best phase."""
     speed = speeds_of(study.generation, rank)
     best = [phase for phase in study.phases(rank) if phase.speed >= 1.0]
     if not best:
@@ -299,26 +299,26 @@ def _speed(study: Study, rank: int) -> FloatArray:
 
 
 def _apart_ns(rank: int, rows: StepRows) -> IntArray:
-    """Return how long before each step a worker was at something else, behind the step before.
+    """Return the time outside of steps that precedes each step of a worker.
 
-    What it does between two passes over the data is in no step's times; all of that time counts.
+    All of the time between two passes over the data counts.
     """
     placed = rows.placed
     table, part = placed.generation.table, slice(rows.first, rows.last)
     before_ns = placed.ends_ns[rows.first - 1] if rows.first else placed.after_ns
     room_ns = np.maximum(rows.begins_ns - np.append(before_ns, rows.ends_ns)[:-1], 0)
-    told_s = np.clip(np.nan_to_num(table.apart_s[part, rank]), 0.0, _LATEST_S)
-    told_ns = np.round(told_s * 1e9).astype(np.int64)
+    apart_s = np.clip(np.nan_to_num(table.apart_s[part, rank]), 0.0, _LATEST_S)
+    apart_ns = np.round(apart_s * 1e9).astype(np.int64)
     fresh = ~table.modelled[part, rank]
     if rows.first == 0:
-        fresh[:1] = False  # the process has just begun
-    return np.asarray(np.where(fresh, room_ns, np.minimum(told_ns, room_ns)), dtype=np.int64)
+        fresh[:1] = False  # the process has just started
+    return np.asarray(np.where(fresh, room_ns, np.minimum(apart_ns, room_ns)), dtype=np.int64)
 
 
 def write_decisions(
     file: EventFile, tracks: LeaderTracks, placed: Placed, window: TimeWindow
 ) -> None:
-    """Write decisions and incidents of a generation that fell into a window of time."""
+    """Write the decisions and incidents of a generation in a window of time."""
     for one in placed.generation.decisions:
         at_ns = placed.at_ns(one.at_s)
         if window.has(at_ns):
@@ -336,7 +336,7 @@ def write_decisions(
 def write_notes(
     file: EventFile, tracks: LeaderTracks, life: LeaderProcess, placed: Placed, window: TimeWindow
 ) -> None:
-    """Write what a process noted beside its decisions, such as alerts."""
+    """Write a process's other notes, such as alerts."""
     for note in life.notes:
         at_s = note.get("at_s")
         if not isinstance(at_s, int | float) or not at_s >= 0:
@@ -348,7 +348,7 @@ def write_notes(
 
 
 def _title(note: dict[str, Any]) -> str:
-    """Return the kind of a note, and whom it is about."""
+    """Return the kind of a note and its worker."""
     kind, worker = str(note["kind"]), note.get("worker")
     return f"{kind}: {worker}" if isinstance(worker, str) else kind
 

@@ -1,4 +1,4 @@
-"""Exports of ``torch.profiler`` beside the run: on its clock, with numbers of their own."""
+"""Merge exports of ``torch.profiler`` into a run: on its clock, with renumbered tracks."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ class TorchProfile:
 
     path: Path
     rank: int
-    base_ns: int  # nanoseconds since 1970 that its times are counted from
-    events: list[dict[str, Any]]  # as they are in it
+    base_ns: int  # time from which its times count, in nanoseconds since 1970
+    events: list[dict[str, Any]]  # unchanged
 
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """What was taken over from an export."""
+    """Summary of a merged export."""
 
     path: Path
     rank: int
@@ -45,18 +45,18 @@ class Merged:
 
 
 def read_profile(given: str) -> TorchProfile:
-    """Return an export: a file, or ``RANK=FILE`` where the file does not tell its rank.
+    """Return an export, given its file, or ``RANK=FILE`` for a file without a rank.
 
     Raises:
-        ConfigError: there is no such file, it is no trace, or its rank is not known.
+        ConfigError: The file does not exist, is not a trace, or has no known rank.
     """
     path, rank = _parted(given)
-    told = _loaded(path)
-    facts = told if isinstance(told, dict) else {}
-    events = facts.get("traceEvents") if isinstance(told, dict) else told
+    loaded = _loaded(path)
+    facts = loaded if isinstance(loaded, dict) else {}
+    events = facts.get("traceEvents") if isinstance(loaded, dict) else loaded
     if not isinstance(events, list):
         raise ConfigError(
-            f"{plain(path)} holds no trace events; give what export_chrome_trace() of "
+            f"{plain(path)} has no trace events: expected a file that export_chrome_trace() of "
             "torch.profiler wrote"
         )
     rank = _rank_of(facts, path) if rank is None else rank
@@ -66,7 +66,7 @@ def read_profile(given: str) -> TorchProfile:
 
 
 def write_profile(file: EventFile, groups: Groups, profile: TorchProfile, base_ns: int) -> Merged:
-    """Write an export's events; its groups are shown below the tracks of its rank."""
+    """Write an export's events. Its groups follow the tracks of its rank."""
     numbers = _Numbers(groups, profile)
     shift_us = (profile.base_ns - base_ns) / 1000
     count, first_us, last_us = 0, float("inf"), float("-inf")
@@ -89,10 +89,10 @@ def write_profile(file: EventFile, groups: Groups, profile: TorchProfile, base_n
     return Merged(profile.path, profile.rank, count, began_ns, ended_ns)
 
 
-def beside(merged: Merged, began_ns: int, ended_ns: int) -> str:
-    """Return a sentence if nothing of an export falls into the run, else nothing."""
+def outside_run(merged: Merged, began_ns: int, ended_ns: int) -> str:
+    """Return a sentence if an export does not overlap the run; else an empty text."""
     if merged.began_ns is None or merged.ended_ns is None:
-        return f"{plain(merged.path)} holds nothing that took any time"
+        return f"{plain(merged.path)} has no event with a length"
     early_ns, late_ns = began_ns - merged.ended_ns, merged.began_ns - ended_ns
     if max(early_ns, late_ns) <= 0:
         return ""
@@ -100,25 +100,25 @@ def beside(merged: Merged, began_ns: int, ended_ns: int) -> str:
     apart = duration(max(early_ns, late_ns) / 1e9)
     return (
         f"{plain(merged.path)} does not overlap the run: it lies {apart} {where}; it is of another "
-        "run, of other steps, or of a machine whose clock differs"
+        "run, of other steps, or of a machine with another clock"
     )
 
 
 class _Numbers:
-    """Gives an export's groups, tracks and arrows numbers that nobody else has."""
+    """Gives an export's groups, tracks and arrows unique numbers."""
 
     def __init__(self, groups: Groups, profile: TorchProfile) -> None:
         self._pids: dict[Hashable, int] = {}
         self._tids = defaultdict[Hashable, int](groups.foreign_tracks.__next__)
         self._ids = defaultdict[Hashable, int](groups.foreign_ids.__next__)
-        told: dict[Hashable, dict[str, Any]] = {}
+        facts: dict[Hashable, dict[str, Any]] = {}
         for event in profile.events:
-            about = told.setdefault(_key(event.get("pid")), {})
+            about = facts.setdefault(_key(event.get("pid")), {})
             args = event.get("args")
             if event["ph"] == "M" and isinstance(args, dict):
                 about[str(event.get("name"))] = args
-        for place, pid in enumerate(sorted(told, key=lambda pid: _order(told[pid]))):
-            self._pids[pid] = groups.foreign(profile.rank, _name(pid, told[pid]), place)
+        for place, pid in enumerate(sorted(facts, key=lambda pid: _order(facts[pid]))):
+            self._pids[pid] = groups.foreign(profile.rank, _name(pid, facts[pid]), place)
 
     def of(self, event: dict[str, Any]) -> dict[str, Any]:
         """Return an event with its numbers replaced."""
@@ -163,26 +163,26 @@ def _loaded(path: Path) -> Any:
         return json.loads(data)
     except OSError as error:
         why = error.strerror or str(error)
-        raise ConfigError(f"{plain(path)} cannot be read: {plain(why)}; give a file") from None
+        raise ConfigError(f"cannot read {plain(path)} ({plain(why)}); give a file") from None
     except (ValueError, EOFError, zlib.error, RecursionError) as error:
         raise ConfigError(
-            f"{plain(path)} is no JSON ({plain(error, 80)}); export it again with torch.profiler's "
-            "export_chrome_trace()"
+            f"{plain(path)} is not valid JSON ({plain(error, 80)}); export it again with "
+            "torch.profiler's export_chrome_trace()"
         ) from None
 
 
 def _rank_of(facts: dict[str, Any], path: Path) -> int:
-    told = facts.get("distributedInfo")
-    rank = told.get("rank") if isinstance(told, dict) else None
+    info = facts.get("distributedInfo")
+    rank = info.get("rank") if isinstance(info, dict) else None
     if isinstance(rank, int) and 0 <= rank <= _MOST_RANK:
         return rank
     found = _RANK.search(path.name)
     if found:
         return int(found[1])
     raise ConfigError(
-        f"{plain(path)} does not tell which rank it is of: it has no distributedInfo, which "
-        "torch.profiler writes where a process group is made before it begins, and no rank in its "
-        "name, such as profile.rank0.json; write --with RANK=FILE"
+        f"{plain(path)} has no rank: expected distributedInfo, which torch.profiler writes if the "
+        "process group exists before it starts, or a rank in its name, such as "
+        "profile.rank0.json; give --with RANK=FILE"
     )
 
 

@@ -1,4 +1,4 @@
-"""Batch norm over the union of all ranks' unequal batches, as one process would compute it.
+"""Batch norm over the global batch, from mini-batches of unequal size, as one process computes it.
 
 Start with `norm_layers`.
 """

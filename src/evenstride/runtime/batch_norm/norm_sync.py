@@ -1,4 +1,4 @@
-"""Gives a network's batch norm statistics over all ranks; see `Stride.sync_batch_norm`."""
+"""Gives a network batch norm with statistics of all ranks; see `Stride.sync_batch_norm`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from evenstride.runtime.timing.device_timer import RankClock
 
 
 class RankContext:
-    """What a layer with statistics over all ranks knows of its rank; see `Context`."""
+    """What a layer with statistics of all ranks knows of its rank; see `Context`."""
 
     def __init__(
         self, group: dist.ProcessGroup | None, batch: BatchInHand, clock: RankClock
@@ -26,37 +26,37 @@ class RankContext:
         self.group, self.waiting, self._batch = group, clock.waiting, batch
 
     def close(self) -> None:
-        """Let go of the process group; see `Channel.close`."""
+        """Release the process group; see `Channel.close`."""
         self.group = None
 
     @property
     def counts(self) -> bool:
-        """Whether the batch in hand counts, which that of a rank with a share of 0 does not."""
+        """Whether the current batch counts; a placeholder of a share of 0 does not."""
         draw = self._batch.draw
         return draw is None or draw.samples > 0
 
 
 class NormCalls(Protocol):
-    """What layers with statistics over all ranks need of the calls that all make together."""
+    """The collective calls that layers with statistics of all ranks need."""
 
     def agree(
         self, call: str, show: Callable[[], Plain], judge: Callable[[list[Plain]], Plain]
     ) -> Plain:
-        """Return what the leader makes of what all ranks show; collective."""
+        """Return the leader's verdict on what all ranks show; collective."""
 
     def own_group(self) -> dist.ProcessGroup | None:
-        """Return another process group of the same ranks, ``None`` for one; collective."""
+        """Create another process group of the same ranks; ``None`` with one process; collective."""
 
 
 class NormSync:
-    """Gives networks batch norm over all ranks."""
+    """Converts networks to batch norm with statistics of all ranks."""
 
     def __init__(self, step: TrainingStep, calls: NormCalls, mode: SyncMode) -> None:
         self._step, self._calls, self._mode = step, calls, mode
         self._contexts: list[RankContext] = []
 
     def convert(self, net: nn.Module) -> None:
-        """Give batch norm statistics over all ranks; collective."""
+        """Give batch norm layers statistics of all ranks; collective."""
 
         def show() -> Plain:
             check_unaligned_norm(self._mode)
@@ -70,13 +70,13 @@ class NormSync:
         call = "sync_batch_norm()"
         self._calls.agree(call, show, judge)
         self._step.limits.require_even()
-        # A group of its own: collectives of a forward pass would get between those of the engine.
+        # A group of its own: collectives of a forward pass would mix with those of the engine.
         group = self._calls.own_group()
         context = RankContext(group, self._step.batch, self._step.clock)
         self._contexts.append(context)
         convert(net, context)
 
     def close(self) -> None:
-        """Let go of the process groups."""
+        """Release the process groups."""
         for context in self._contexts:
             context.close()

@@ -1,6 +1,6 @@
-"""How ranks agree: settings at the start, then exchanges with the leader's decisions.
+"""How ranks agree: on settings at the start, then on decisions in exchanges with the leader.
 
-Start with `control_plane` for the ranks' side and `leader` for the leader's. `draw_barrier` makes
-decisions take effect at the same step everywhere. `coordinator` is what training asks of all this,
-and of live mode likewise.
+Start with `control_plane` for the ranks' side and `leader` for the leader's side. `draw_barrier`
+makes a decision take effect at the same step on every rank. `coordinator` is the interface through
+which training uses these modules, and live mode.
 """

@@ -1,14 +1,14 @@
-"""Exchanges between the ranks, on a background thread of each; of one rank alone, on its own.
+"""Exchanges between the ranks, on a background thread of each rank.
 
-One exchange, number ``i``, is three messages through the store:
+Exchange number ``i`` is three messages through the store:
 
-1. somebody wakes the leader (``go/i/0``): its own cadence, a draw that waits for a decision, or
-   a rank whose times left their band; the leader wakes everyone (``go/i/RANK``);
-2. every rank puts up its barrier and replies (``told/i/RANK``) with what it measured;
-3. the leader lets the core decide and tells everyone (``verdict/i``).
+1. A rank wakes the leader (``go/i/0``): its own cadence, a draw that waits for a decision, or a
+   rank whose times left their tolerance band. The leader wakes every rank (``go/i/RANK``).
+2. Every rank puts up its draw barrier and sends what it measured (``reply/i/RANK``).
+3. The leader lets the core decide and sends the decision to every rank (``verdict/i``).
 
-All waiting happens here, on the control threads; training never takes part. A rank alone sends
-the same messages to itself, between two steps.
+All waiting happens on the control threads, never on a training thread. With one process there is
+no thread: the process sends itself the same messages between two steps.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ from evenstride.runtime.timing.recorder import Recorder
 
 logger = logging.getLogger("evenstride")
 
-# How long a program that ends waits for its control thread; and for how long of that this thread
-# waits for what the others have measured since the exchange before.
+# How long a program that ends waits for its control thread. For part of that time the thread waits
+# for what the other ranks have measured since the previous exchange.
 _JOIN_S, _LAST_S, _AGAIN_S = 2.0, 0.5, 0.05
 
 
 @dataclass(frozen=True, slots=True)
 class Local:
-    """This rank's own parts that an exchange reads and moves."""
+    """The parts of this rank that an exchange reads and changes."""
 
     gate: DrawBarrier
     recorder: Recorder
@@ -65,11 +65,11 @@ class Local:
     norms: Callable[[], tuple[StepParts, ...]] = lambda: ()
 
     def reply(self, report: BarrierReport | None) -> Reply:
-        """Return what this rank answers in an exchange; without a report, that it is leaving."""
+        """Return this rank's reply in an exchange; without a report, that the rank is leaving."""
         position = self.position()
         if report is None:
-            told, norms = self.recorder.take(), self.norms()
-            return Reply(0, 0, position.stands, told, leaving=True, norms=norms)
+            last, norms = self.recorder.take(), self.norms()
+            return Reply(0, 0, position.stands, last, leaving=True, norms=norms)
         self.gate.forget_before(position.step - 1)
         return Reply(
             report.barrier,
@@ -85,7 +85,7 @@ class Local:
 
 
 def apply(verdict: Verdict, rank: int, local: Local, shares: Shares) -> Shares:
-    """Put a verdict in force on this rank and return the shares it leaves in force."""
+    """Put a decision into force on this rank and return the shares that then hold."""
     after = shares if verdict.shares is None else verdict.shares
     if verdict.expected_s:
         local.recorder.expect(
@@ -96,7 +96,7 @@ def apply(verdict: Verdict, rank: int, local: Local, shares: Shares) -> Shares:
     if verdict.go_after is not None:
         going, why = verdict.going, verdict.why_going
         local.saves.agreed(verdict.go_after, save=False, going=going, why=why)
-    # Last, as it lets the training thread go on, which must find the rest in place.
+    # Last, because it releases the training thread, which must find the rest in place.
     local.gate.decide(
         verdict.effective, verdict.shares, opening=verdict.opening, batch=verdict.batch
     )
@@ -104,10 +104,10 @@ def apply(verdict: Verdict, rank: int, local: Local, shares: Shares) -> Shares:
 
 
 class ControlPlane:
-    """One rank's part in the exchanges, on a thread if there are others; rank 0's also leads.
+    """One rank's part in the exchanges, on a thread if there are other ranks; rank 0's also leads.
 
     ``shares`` are the opening split, then those in force. ``lost`` is called on this thread when
-    other ranks report that one is gone.
+    other ranks report the loss of a rank.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class ControlPlane:
         self._closing = False
         self._cpu_s = 0.0
         self._thread: threading.Thread | None = None
-        # A rank alone waits for nobody, so its steps and its trace need no second thread.
+        # A single rank waits for no other, so its steps and its trace need no second thread.
         if channel.world_size > 1:
             self._thread = threading.Thread(
                 target=self._run, name="evenstride-control", daemon=True
@@ -143,30 +143,30 @@ class ControlPlane:
 
     @property
     def exchange(self) -> int:
-        """Number of the exchange that comes next, or is going on."""
+        """Number of the next exchange, or of the one in progress."""
         return self._exchange
 
     def ask(self) -> None:
-        """Ask for an exchange now; does nothing while one is going on. Never waits."""
+        """Request an exchange; does nothing while one is in progress. Never waits."""
         if self._closing:
             return
         self._channel.put(f"go/{self._exchange}/0", "")
 
     def tick(self, step: int) -> None:
-        """On the leader, start the exchange that is due once ``step`` steps are committed."""
+        """On the leader, start an exchange if it is due after ``step`` committed steps."""
         if self._leader is not None and not self._asked and step >= self._leader.exchange_at:
             self._asked = True
             self.ask()
-        # A rank alone answers here, as it may have been asked for a save or for a notice.
+        # A single rank replies here, because a save or a notice may have been requested.
         if self._thread is None and self._channel.present([f"go/{self._exchange}/0"])[0]:
             self._one_exchange()
 
     def begin_with(self, shares: Shares) -> None:
-        """Take another opening split for the first one, before any decision has come."""
+        """Replace the opening split, before the first decision."""
         self.shares = shares
 
     def turn(self, turn: BatchChange) -> int | None:
-        """Stand still until the batch is decided; ``None`` if no more decisions will come."""
+        """Wait until the global batch is decided; ``None`` if no more decisions will come."""
         return self._local.gate.turn(turn, self.ask if self._thread else self._answer_now)
 
     def _answer_now(self) -> None:
@@ -174,16 +174,16 @@ class ControlPlane:
         self._one_exchange()
 
     def close(self) -> None:
-        """End the thread; the first rank that closes ends all exchanges. May be called again."""
+        """Stop the thread; the first rank that closes ends all exchanges. May be called again."""
         if self._closing:
             return
         if self._thread is None:
-            # Once more, so that the trace and the summary hold the latest steps as well.
+            # One more, so that the trace and the summary include the latest steps.
             self._local.gate.skip_opening()
             self._answer_now()
         self._closing = True
-        # First: in the opening the control thread waits at the gate for training, which is over
-        # now.
+        # First: in the opening the control thread waits at the barrier for the training thread,
+        # which has ended.
         self._local.gate.stop()
         if self._thread is None:
             return
@@ -191,24 +191,24 @@ class ControlPlane:
             self._wake_up(self._thread)
             if self._leader is not None and self.running:
                 self._wait_no_longer()
-        except RuntimeError:  # the store is gone already; then the thread is ending, too
+        except RuntimeError:  # the store is gone already, so the thread is ending, too
             logger.debug("the store was gone before the control thread ended", exc_info=True)
         self._thread.join(_JOIN_S)
 
     def _wake_up(self, thread: threading.Thread) -> None:
-        """Let the thread take part in one more exchange, the last, wherever it stands."""
-        # Repeated, since the thread may end an exchange meanwhile and wait for the next number.
+        """Make the thread take part in one last exchange."""
+        # Repeated, because the thread may finish an exchange and wait for the next number.
         until_s = time.monotonic() + _LAST_S
         while self.running and time.monotonic() < until_s:
             self._channel.put(f"go/{self._exchange}/{self._channel.rank}", "")
             thread.join(_AGAIN_S)
 
     def _wait_no_longer(self) -> None:
-        """Answer for those who do not: they are gone, or still at their last steps."""
-        told = [f"told/{self._exchange}/{other}" for other in range(1, self._channel.world_size)]
-        # The leader waits for every reply without a limit, so one that never comes would hang it.
+        """Reply for the ranks that do not: they are gone, or still in their last steps."""
+        keys = [f"reply/{self._exchange}/{other}" for other in range(1, self._channel.world_size)]
+        # The leader waits for every reply without a limit, so a missing one would hang it.
         gone = reply_to_text(Reply(0, 0, (), Measurements.of(()), leaving=True))
-        for key, here in zip(told, self._channel.present(told), strict=True):
+        for key, here in zip(keys, self._channel.present(keys), strict=True):
             if not here:
                 self._channel.put(key, gone)
 
@@ -216,7 +216,7 @@ class ControlPlane:
         try:
             while self._one_exchange():
                 self._cpu_s = time.thread_time()
-        except RuntimeError as error:  # torch raises it for everything that befalls a store
+        except RuntimeError as error:  # torch raises it for every failure of a store
             self._store_failed(error)
         finally:
             self._cpu_s = time.thread_time()
@@ -228,71 +228,70 @@ class ControlPlane:
         logger.debug("the control thread lost the store", exc_info=error)
         self._local.gate.fail(
             WorkerLost(
-                "the store of the process group is gone, and with it the rank or the launcher "
-                f"that hosts it ({error})"
+                "the store of the process group is gone, because the rank or the launcher that "
+                f"hosts it has ended ({error})"
             )
         )
 
     def _one_exchange(self) -> bool:
-        """Take part in one exchange; return whether another may follow."""
         number = self._exchange
         call = self._channel.take(f"go/{number}/{self._channel.rank}")
-        # A wake-up is empty. A text is the news of a loss; see `announce_loss`.
+        # A wake-up is empty. A text reports the loss of a rank; see `announce_loss`.
         if call:
             return self._hear(json.loads(call))
         if self._leader is not None:
             for other in range(1, self._channel.world_size):
                 self._channel.put(f"go/{number}/{other}", "")
-        reply = self._local.reply(self._local.gate.hold(self._somebody_turns))
-        # Ranks that still hold for the opening look for this and reply at once, or all would wait
-        # for each other.
+        reply = self._local.reply(self._local.gate.hold(self._batch_change_waits))
+        # Ranks that still wait in the opening see this key and reply at once. Otherwise all ranks
+        # would wait for each other.
         if reply.turn is not None:
             self._channel.put(f"turn/{number}", "")
         message = self._lead(number, reply) if self._leader else self._follow(number, reply)
         if message is None:
             return False
-        # Before the verdict lets the training thread go on: it may ask for the next exchange.
+        # Before the decision releases the training thread, which may request the next exchange.
         self._exchange, self._asked = number + 1, False
         if not self._hear(message):
             return False
         if self._leader is not None:
-            # Only now, as all ranks wait for the verdict, and none for alerts and sinks.
+            # Only now, because all ranks wait for the decision, but none for alerts and sinks.
             self._leader.show()
         self._drop(number, reply)
         return True
 
     def _drop(self, number: int, reply: Reply) -> None:
-        """Remove what this rank has left in the store for an exchange that is over."""
+        """Remove what this rank has put into the store for a finished exchange."""
         self._channel.drop(f"go/{number}/{self._channel.rank}")
         if reply.turn is not None:
             self._channel.drop(f"turn/{number}")
         if self._leader is None:
-            self._channel.drop(f"told/{number}/{self._channel.rank}")
-        elif number > 0:  # every reply to this exchange proves that the last verdict was read
+            self._channel.drop(f"reply/{number}/{self._channel.rank}")
+        elif number > 0:  # every reply to this exchange proves that the last decision was read
             self._channel.drop(f"verdict/{number - 1}")
 
-    def _somebody_turns(self) -> bool:
-        """Return whether a rank stands at a turn, and this one may wait for it in vain."""
+    def _batch_change_waits(self) -> bool:
+        """Return whether a rank waits for a batch change, and would wait in vain for this rank."""
         return self._channel.present([f"turn/{self._exchange}"])[0]
 
     def _follow(self, number: int, reply: Reply) -> dict[str, Any] | None:
-        self._channel.put(f"told/{number}/{self._channel.rank}", reply_to_text(reply))
+        self._channel.put(f"reply/{number}/{self._channel.rank}", reply_to_text(reply))
         if reply.leaving:
-            # The leader may not have begun this exchange: a rank that leaves was woken by itself.
+            # The leader may not have begun this exchange: a leaving rank is woken by itself.
             self._channel.put(f"go/{number}/0", "")
             return None
         return dict(json.loads(self._channel.take(f"verdict/{number}")))
 
     def _lead(self, number: int, reply: Reply) -> dict[str, Any]:
         assert self._leader is not None, "only rank 0 leads"
-        keys = [f"told/{number}/{other}" for other in range(1, self._channel.world_size)]
+        keys = [f"reply/{number}/{other}" for other in range(1, self._channel.world_size)]
         message = self._judge(reply, self._channel.take_all(keys))
         self._channel.put(f"verdict/{number}", json.dumps(message))
         return message
 
     def _judge(self, mine: Reply, texts: list[str]) -> dict[str, Any]:
         assert self._leader is not None, "only rank 0 judges"
-        # Who finds a loss replies in the lost rank's place; see `announce_loss`.
+        # The rank that finds a loss replies in the lost rank's place; see `announce_loss`.
         lost = next((text for text in texts if text.startswith('{"lost"')), None)
         if lost is not None:
             return dict(json.loads(lost))
@@ -307,13 +306,13 @@ class ControlPlane:
             )
         except EvenstrideError as error:
             return {"error": to_plain(error)}
-        except Exception as error:  # whatever it is, the other ranks must not wait for ever
-            logger.exception("the leader could not decide")
-            return {"error": to_plain(EvenstrideError(f"the leader could not decide: {error!r}"))}
+        except Exception as error:  # of any type: the other ranks must not wait for ever
+            logger.exception("the leader failed to decide")
+            return {"error": to_plain(EvenstrideError(f"the leader failed to decide: {error!r}"))}
         return {"verdict": verdict_to_plain(verdict)}
 
     def _hear(self, message: dict[str, Any]) -> bool:
-        """Act on a message from the leader or about a lost rank; return whether to go on."""
+        """Act on a message of the leader or about a lost rank; return whether to continue."""
         match message:
             case {"verdict": plain}:
                 verdict = verdict_from_plain(plain)
@@ -327,7 +326,7 @@ class ControlPlane:
 
 
 def announce_loss(channel: Channel, number: int, rank: int, text: str) -> None:
-    """Tell all control threads that a rank is gone, whatever they are waiting for.
+    """Inform all control threads that a rank is lost, whatever they wait for.
 
     They may be one exchange apart, so this one and the next are answered.
     """
@@ -337,7 +336,7 @@ def announce_loss(channel: Channel, number: int, rank: int, text: str) -> None:
             for other in range(channel.world_size):
                 channel.put(f"go/{exchange}/{other}", message)
             # In the lost rank's place, because the leader waits for its reply.
-            channel.put(f"told/{exchange}/{rank}", message)
+            channel.put(f"reply/{exchange}/{rank}", message)
             channel.put(f"verdict/{exchange}", message)
-    except RuntimeError:  # the store went with the rank; its end is plain to all then
+    except RuntimeError:  # the store was lost with the rank; every rank notices that by itself
         logger.debug("the loss could not be announced", exc_info=True)

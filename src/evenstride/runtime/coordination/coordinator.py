@@ -1,9 +1,8 @@
-"""The seam between the training of one rank and those who train with it.
+"""The interface between the training of one rank and the workers that train with it.
 
-The loader and the training step ask the same of them in both kinds of run. In the ordinary one the
-team stays as it was formed
-(`evenstride.runtime.session.team_coordinator.TeamCoordinator`). In live mode workers come and go,
-and each step is voted on (`evenstride.integrations.torchft.live_run.LiveRun`).
+Loader and training step use it in both kinds of run. In an ordinary run the team stays as it
+was formed (`evenstride.runtime.session.team_coordinator.TeamCoordinator`). In live mode workers
+join and leave, and each step is voted on (`evenstride.integrations.torchft.live_run.LiveRun`).
 """
 
 from __future__ import annotations
@@ -17,40 +16,39 @@ from evenstride.runtime.coordination.draw_barrier import DrawBarrier
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """This rank's place among those who train a step, and the gate that tells their shares."""
+    """This rank's number in a step, and the draw barrier that knows the shares."""
 
     rank: int
     gate: DrawBarrier
 
 
 class Coordinator(Protocol):
-    """Who trains a step together, by which shares, and whether it counts."""
+    """Decides which workers train a step, with which shares, and whether the step counts."""
 
     @property
     def standing(self) -> Standing:
-        """Where this rank stood last; not collective."""
+        """Where this rank stood last. Not collective."""
         ...
 
     def stand(self) -> Standing:
-        """Agree on who takes part in the next step; called before each fetch of a first batch.
+        """Agree on the workers of the next step; called before each fetch of a first micro-batch.
 
-        So it is called before the first step, and after the last one of an epoch, too. Another
-        object than the last time means another group, in which drawing begins anew at the committed
-        position.
+        That includes the first step, and the call after the last step of an epoch. Another object
+        than the last time means another group. Drawing then restarts at the committed position.
 
         Raises:
-            EvenstrideError: this rank cannot train on with the others.
+            EvenstrideError: this rank cannot continue to train with the others.
         """
         ...
 
     def exchange(self) -> None:
-        """Let what was measured be decided on, if that is due; called after a step and a loop."""
+        """Run the exchange that is due, if any; called after each step and each loop."""
         ...
 
     def commit(self, draw: Draw) -> None:
-        """Take a step whose gradients are synchronised: count it, or let a vote keep or drop it."""
+        """Count a step whose gradients are synchronised, or vote on whether to keep it."""
         ...
 
     def explain_failure(self) -> None:
-        """Raise why a collective of this rank never came through, if another rank is the reason."""
+        """Raise the reason why this rank's collective failed, if another rank caused it."""
         ...

@@ -1,16 +1,16 @@
-"""Where the training thread learns a step's shares, and waits if they are not yet decided.
+"""The draw barrier: gives the training thread a step's shares, or makes it wait for them.
 
-The control thread and the training thread meet here and nowhere else. The rule that makes one
-decision out of many processes is short:
+It is the only place where the control thread and the training thread meet. Three rules turn the
+decisions of many processes into one:
 
-* a rank may draw any step below its *barrier*;
-* when the leader asks for an exchange, the rank puts up a barrier just above what it has drawn
-  and reports it; the decision takes effect at the highest barrier of all ranks;
-* the decision takes the barrier away (or, in the opening phase, moves it one step on).
+* A rank may draw any step below its *barrier*.
+* When the leader starts an exchange, the rank puts up a barrier just above the steps it has drawn
+  and reports it. The decision takes effect at the highest barrier of all ranks.
+* The decision removes the barrier. In the opening it moves the barrier one step further instead.
 
-So no rank ever draws a step whose decision it has not received, whatever it prefetches, and
-because barriers are reported by the control threads, waiting for one never needs training to
-go on elsewhere.
+So no rank ever draws a step before it has received the decision for that step, however far it
+prefetches. The control threads report the barriers. Therefore a rank that waits for a decision
+never depends on the progress of training on another rank.
 """
 
 from __future__ import annotations
@@ -24,44 +24,44 @@ from evenstride.core.control.schedule import Schedule
 from evenstride.core.fleet import Shares
 from evenstride.errors import EvenstrideError, WorkerLost
 
-# Steps a rank may still draw while an exchange is in flight, so that it need not wait.
+# Steps that a rank may draw while an exchange is in progress, so that it does not have to wait.
 SLACK = 1
 
-# Seconds after which a rank that stands at a turn asks again, as somebody may have gone on.
+# Seconds after which a rank that waits for a batch change asks again, as another may have gone on.
 _ASK_AGAIN_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Where a rank's training thread stands."""
+    """The position of a rank's training thread."""
 
-    step: int  # steps it has committed
-    # (step, epoch, position) where its latest passes over the loader began.
+    step: int  # steps it has committed.
+    # (step, epoch, position) at which its latest passes over the loader began.
     stands: tuple[tuple[int, int, int], ...]
-    # When the latest step was committed (`time.perf_counter`); `None` if none was, or it is not
-    # known.
+    # When the latest step was committed (`time.perf_counter`); `None` if unknown or before the
+    # first step.
     committed_s: float | None = None
-    epoch: int | None = None  # of the data that the next step belongs to; `None` if it is not known
+    epoch: int | None = None  # of the next step; `None` if unknown
 
 
 @dataclass(frozen=True, slots=True)
 class BatchChange:
     """What a rank reports at the end of an epoch, or before a pass over restored data."""
 
-    step: int  # the first step after it
-    wanted: int | None  # batch that it has restored, and needs; `None` to have one chosen
-    most: int  # largest batch of which there is one in an epoch
-    weighted: bool = False  # whether the noise it measures is not in samples
+    step: int  # first step after the change
+    wanted: int | None  # restored global batch that it needs; `None` to have one chosen
+    most: int  # largest global batch that an epoch has at least one of
+    weighted: bool = False  # whether the noise is measured in weights instead of samples
 
 
 @dataclass(frozen=True, slots=True)
 class BarrierReport:
-    """What a rank reports about its gate: its barrier, and a proof of its decisions."""
+    """What a rank reports about its barrier, and a proof of its decisions."""
 
-    barrier: int  # first step it has not drawn, and will not draw before the decision
+    barrier: int  # first step that it has not drawn, and will not draw before the decision
     checksum: int  # of all decisions it has applied
     drawn: int = 0  # first step that it has not drawn by now
-    turn: BatchChange | None = None  # where it stands still, if it does
+    turn: BatchChange | None = None  # the batch change that it waits for, if any
 
 
 class DrawBarrier:
@@ -70,8 +70,8 @@ class DrawBarrier:
     Args:
         shares: the opening split.
         step: the first step.
-        blocking: whether the opening phase holds the barrier right after the first steps.
-        timeout_s: how long a draw may wait before it gives up.
+        blocking: whether to wait for decisions in the opening, from the third step on.
+        timeout_s: how long a draw may wait, in seconds.
         ask: called when a draw has to wait, so that the leader can start the exchange.
     """
 
@@ -87,13 +87,13 @@ class DrawBarrier:
         self._changed = threading.Condition()
         self._schedule = Schedule.opening(shares, step)
         self._next_draw = step
-        # Two steps go through before the first wait: the first of a pass is never modelled.
+        # Two steps pass before the first wait, because the first step of a pass is never modelled.
         self._barrier: int | None = step + 2 if blocking else None
         self._opening = blocking
         self._waiting = self._stopped = False
         self._turn: BatchChange | None = None
-        self._told = False  # whether the leader has heard of the turn
-        self._batch = 0  # that was decided at the latest turn
+        self._known = False  # whether the leader knows of the batch change
+        self._batch = 0  # decided at the latest batch change
         self._error: EvenstrideError | None = None
         self._timeout_s = timeout_s
         self._ask = ask
@@ -110,7 +110,7 @@ class DrawBarrier:
 
     @property
     def error(self) -> EvenstrideError | None:
-        """What every draw raises, because the run cannot go on; ``None`` while it can."""
+        """The error that every draw raises because the run cannot continue; else ``None``."""
         return self._error
 
     @property
@@ -118,14 +118,14 @@ class DrawBarrier:
         return self._error is not None
 
     def draw(self, step: int) -> Shares:
-        """Return the shares of a step, waiting for its decision if need be (training thread).
+        """Return the shares of a step; wait for its decision if necessary (training thread).
 
-        `WorkerLost` says that a rank is gone, or that no decision came within the timeout;
-        `SplitDiverged` that the ranks no longer agree.
+        Raises `WorkerLost` if a rank is lost or no decision comes within the timeout, and
+        `SplitDiverged` if the ranks no longer agree.
         """
-        # Without the lock, because every step comes by here. It is safe: what `hold` reads is
-        # either this draw or the one before it, and its barrier lies above both (or, in the
-        # opening phase, this thread is waiting); what `decide` puts in force lies above, too.
+        # Without the lock, because every step runs this. It is safe: `hold` reads either this draw
+        # or the previous one, and its barrier lies above both (in the opening, this thread waits).
+        # What `decide` puts into force lies above, too.
         if self._blocked(step) or self._error is not None:
             with self._changed:
                 self._next_draw = step
@@ -134,7 +134,7 @@ class DrawBarrier:
         return self._schedule.shares_at(step)
 
     def expected(self, step: int) -> Shares:
-        """Return the shares of a step as far as they are known now; certain once it is drawn."""
+        """Return the shares of a step as far as they are known; final once the step is drawn."""
         with self._changed:
             return self._schedule.shares_at(step)
 
@@ -144,13 +144,13 @@ class DrawBarrier:
             self._next_draw = step
 
     def turn(self, turn: BatchChange, ask: Callable[[], None]) -> int | None:
-        """Stand still until the batch is decided, and return it (training thread).
+        """Wait until the global batch is decided, and return it (training thread).
 
-        ``None`` if no more decisions will come. ``ask`` asks the leader for an exchange and never
-        waits. Raises as `draw` does.
+        Returns ``None`` if no more decisions will come. ``ask`` requests an exchange from the
+        leader and never waits. Raises as `draw` does.
         """
         with self._changed:
-            self._turn, self._told = turn, False
+            self._turn, self._known = turn, False
             self._changed.notify_all()
             started_s = asked_s = time.perf_counter()
             ask()
@@ -159,7 +159,7 @@ class DrawBarrier:
                 now_s = time.perf_counter()
                 if now_s - started_s > self._timeout_s:
                     raise self._no_decision(turn.step)
-                if self._turn is not None and (not self._told or now_s - asked_s > _ASK_AGAIN_S):
+                if self._turn is not None and (not self._known or now_s - asked_s > _ASK_AGAIN_S):
                     asked_s = now_s
                     ask()
             left, self._turn = self._turn, None
@@ -172,12 +172,12 @@ class DrawBarrier:
     ) -> BarrierReport | None:
         """Put up the barrier and report it (control thread); ``None`` after `stop`.
 
-        In the opening phase this waits until the training thread stands at the barrier, so that the
-        step before it has been measured.
+        In the opening this waits until the training thread stands at the barrier, so that the step
+        before it has been measured.
 
         Args:
-            hurry: whether to report at once, as training waits for a rank that waits for this;
-                asked once a second, and not under the lock.
+            hurry: whether to report at once, because another rank waits for this report; called
+                once a second, without the lock.
             standing: whether the training thread itself calls, between two steps, and so stands at
                 the barrier already.
         """
@@ -187,20 +187,20 @@ class DrawBarrier:
         with self._changed:
             if self._stopped:
                 return None
-            if self._turn is not None:  # nothing is drawn before the decision
-                self._told, step = True, self._turn.step
+            if self._turn is not None:  # no step is drawn before the decision
+                self._known, step = True, self._turn.step
                 return BarrierReport(step, self._schedule.checksum, step, self._turn)
             waits = self._opening and (self._waiting or standing)
             barrier = self._next_draw if waits else self._next_draw + SLACK
-            # After a rewind the latest decision may lie ahead; a later one never overtakes it.
+            # After a rewind the latest decision may lie ahead; a later one never comes before it.
             barrier = max(barrier, self._schedule.latest)
             self._barrier = barrier if self._barrier is None else min(self._barrier, barrier)
             return BarrierReport(self._barrier, self._schedule.checksum, self._next_draw)
 
     def _on_its_way(self) -> bool:
-        """Wait a second for the training thread to stand at its barrier; return if it does not.
+        """Wait up to 1 s for the training thread to stand at its barrier; return if it does not.
 
-        Outside of the opening nobody waits for it.
+        Returns ``False`` at once outside of the opening.
         """
         with self._changed:
             if self._opening and not (self._stopped or self._waiting or self._turn):
@@ -210,19 +210,19 @@ class DrawBarrier:
     def decide(
         self, effective: int, shares: Shares | None, *, opening: bool, batch: int | None = None
     ) -> None:
-        """Apply a decision (control thread): new shares if any, and what it does to the barrier.
+        """Apply a decision (control thread): new shares, if any, and the next barrier.
 
         Args:
-            effective: first step that it is about.
-            shares: of it; ``None`` to keep those in force.
+            effective: first step of the decision.
+            shares: shares from that step on; ``None`` to keep those in force.
             opening: whether the step after it waits for another decision.
-            batch: to go on with from a turn; ``None`` if not all ranks stand at one.
+            batch: next global batch; ``None`` unless all ranks wait for a batch change.
         """
         with self._changed:
-            # All ranks stand here, so what was decided for later steps holds for nobody yet and is
-            # replaced.
+            # All ranks wait here, so decisions for later steps are not in force on any rank, and
+            # are replaced.
             if shares is not None and batch is not None:
-                self._schedule = self._schedule.decided_anew(effective, shares)
+                self._schedule = self._schedule.replaced_from(effective, shares)
             elif shares is not None:
                 self._schedule = self._schedule.decided(effective, shares)
             self._opening = opening
@@ -234,12 +234,12 @@ class DrawBarrier:
             self._changed.notify_all()
 
     def begin_with(self, shares: Shares) -> None:
-        """Replace the opening split, before the step that it is for has been drawn."""
+        """Replace the opening split, before its first step has been drawn."""
         with self._changed:
             self._schedule = self._schedule.decided(self._next_draw, shares)
 
     def skip_opening(self) -> None:
-        """Let no further step wait for a decision."""
+        """Stop the opening: no further step waits for a decision."""
         with self._changed:
             self._opening, self._barrier = False, None
             self._changed.notify_all()
@@ -250,24 +250,23 @@ class DrawBarrier:
             self._schedule = self._schedule.forget_before(step)
 
     def fail(self, error: EvenstrideError) -> None:
-        """Let every draw raise ``error`` from now on."""
+        """Make every draw raise ``error`` from now on."""
         with self._changed:
-            # The first error is the cause; those after it follow from it.
+            # The first error is the cause; later ones follow from it.
             self._error = self._error or error
             self._changed.notify_all()
 
     def stop(self) -> None:
-        """No more decisions will come: take every barrier away for good."""
+        """Remove the barrier for good, because no more decisions will come."""
         with self._changed:
             self._stopped, self._opening, self._barrier = True, False, None
             self._changed.notify_all()
 
     def _blocked(self, step: int) -> bool:
-        barrier = self._barrier  # read once: `draw` looks without the lock
+        barrier = self._barrier  # read once, because `draw` reads it without the lock
         return barrier is not None and step >= barrier and self._error is None
 
     def _wait(self, step: int) -> None:
-        """Wait for the decision about ``step``, or raise why there will be none."""
         started_s = time.perf_counter()
         self._waiting = self._blocked(step)
         if self._waiting:
@@ -285,6 +284,6 @@ class DrawBarrier:
 
     def _no_decision(self, step: int) -> WorkerLost:
         return WorkerLost(
-            f"no decision for step {step} within {self._timeout_s:.0f} s, so some rank no longer "
-            "answers"
+            f"no decision for step {step} came within {self._timeout_s:.0f} s, so some rank no "
+            "longer replies"
         )

@@ -1,6 +1,6 @@
-"""The leader's side of an exchange: gather, let the core decide, record, tell.
+"""The leader's part in an exchange: collect replies, let the core decide, record, and report.
 
-`Reply` is what a rank tells it and `Verdict` what it tells all ranks; both travel as JSON text.
+A rank sends a `Reply`, and the leader sends a `Verdict` to all ranks. Both travel as JSON text.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from evenstride.core.allocation.speedup import Yardstick, equal_split
+from evenstride.core.allocation.speedup import SplitReference, equal_split
 from evenstride.core.control.advance import advance
 from evenstride.core.control.events import (
     Event,
@@ -52,19 +52,19 @@ _STANDS_KEPT = 64
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What one rank answers when the leader asks."""
+    """What one rank replies in an exchange."""
 
-    barrier: int  # first step the rank has not drawn and will not draw before the decision
-    checksum: int  # of all decisions the rank has applied
-    # (step, epoch, position) where the rank's latest passes over the loader began.
+    barrier: int  # first step that the rank has not drawn, and will not draw before the decision
+    checksum: int  # of all decisions that the rank has applied.
+    # (step, epoch, position) at which the rank's latest passes over the loader began.
     stands: tuple[tuple[int, int, int], ...]
-    observations: Measurements  # what it measured since it was last asked
-    leaving: bool = False  # the rank's program is ending
-    held: PeakMemory | None = None  # the memory it held since then, if it is watched
-    notice: RankNotices | None = None  # that it will be taken away, if it knows so
-    norms: tuple[StepParts, ...] = ()  # of its gradients in the steps measured since then
-    drawn: int = 0  # first step that it has not drawn by now
-    turn: BatchChange | None = None  # where it stands still until the batch is decided, if it does
+    observations: Measurements  # since the last exchange
+    leaving: bool = False  # whether the rank's program is ending
+    held: PeakMemory | None = None  # peak memory since the last exchange, if it is known
+    notice: RankNotices | None = None  # the rank's preemption notice, if it has one
+    norms: tuple[StepParts, ...] = ()  # of its gradients in the steps measured.
+    drawn: int = 0  # first step that the rank has not drawn by now
+    turn: BatchChange | None = None  # the batch change that the rank waits for, if any
 
 
 def reply_to_text(reply: Reply) -> str:
@@ -82,7 +82,7 @@ def reply_to_text(reply: Reply) -> str:
             "turn": None if reply.turn is None else asdict(reply.turn),
         },
         separators=(",", ":"),
-        allow_nan=False,  # other readers of JSON than Python's know no NaN
+        allow_nan=False,  # NaN is not valid JSON
     )
 
 
@@ -102,30 +102,29 @@ def reply_from_text(text: str) -> Reply:
     )
 
 
-def _columns(told: Measurements) -> dict[str, Any]:
-    """Return the columns as lists; a time or load that is no finite number becomes ``None``."""
+def _columns(measured: Measurements) -> dict[str, Any]:
+    """Return the columns as lists; a time or load that is not finite becomes ``None``."""
     return {
-        "worker": told.worker.tolist(),
-        "share": told.share.tolist(),
-        "first_step": told.first_step.tolist(),
-        "steps": told.steps.tolist(),
-        "busy_s": _finite(told.busy_s),
-        "wait_s": _finite(told.wait_s),
-        "sums_s": _finite(told.sums_s),
-        "modelled": told.modelled.tolist(),
-        "loads": _finite(told.loads),
+        "worker": measured.worker.tolist(),
+        "share": measured.share.tolist(),
+        "first_step": measured.first_step.tolist(),
+        "steps": measured.steps.tolist(),
+        "busy_s": _finite(measured.busy_s),
+        "wait_s": _finite(measured.wait_s),
+        "sums_s": _finite(measured.sums_s),
+        "modelled": measured.modelled.tolist(),
+        "loads": _finite(measured.loads),
     }
 
 
 def _finite(values: FloatArray) -> list[Any]:
-    # JSON knows neither nan nor infinity; as an array of objects it can hold `None` instead.
+    # JSON has no NaN or infinity. An array of objects can hold `None` instead.
     known = values.astype(object)
     known[~np.isfinite(values)] = None
     return list(known.tolist())
 
 
 def _from_columns(plain: dict[str, Any]) -> Measurements:
-    """Return the columns again; what was no finite number is not a number now."""
     n = len(plain["worker"])
     return Measurements(
         worker=np.array(plain["worker"], dtype=np.int64),
@@ -152,38 +151,38 @@ def verdict_from_plain(plain: dict[str, Any]) -> Verdict:
 
 
 class Board(Protocol):
-    """Shows a run while it goes on; see `TelemetryBoard`."""
+    """Shows a run while it continues; see `TelemetryBoard`."""
 
     def count_from(self, earlier: int) -> None:
-        """Count steps from those that were committed before this process."""
+        """Add the steps committed before this process to the step count."""
         ...
 
     def hear(self, kind: str, values: Mapping[str, Any]) -> None:
-        """Take what the trace is told besides decisions."""
+        """Take a record that the trace gets, other than a decision."""
         ...
 
     def look(self, known: LeaderSnapshot) -> tuple[Alert, ...]:
-        """Return the alerts that an exchange gives rise to, each once."""
+        """Return the alerts that an exchange causes, each once."""
         ...
 
     def tell(self, known: LeaderSnapshot, alerts: tuple[Alert, ...]) -> None:
-        """Tell what is known, and the alerts."""
+        """Report what is known, and the alerts."""
         ...
 
     def close(self) -> None:
-        """Tell the rest, and end."""
+        """Report the rest, and end."""
         ...
 
 
 class Leader:
-    """Runs the core on what the ranks report. Lives on rank 0, called by one thread at a time.
+    """Runs the core on the ranks' replies. Lives on rank 0; only one thread calls it at a time.
 
     Args:
-        control: the state of the decision path, before any fleet has formed.
-        islands: that the ranks are on, which are then the workers of the fleet, of the ledger and
-            of the trace; ``None`` if each rank is a worker.
+        control: state of the controller, before any fleet has formed.
+        islands: the shard groups, which are then the workers of fleet, ledger and trace; ``None``
+            if each rank is a worker.
         lockstep: whether all workers take the same steps.
-        bounds: of a global batch that is chosen while the run goes on; ``None`` for a fixed one.
+        bounds: smallest and largest global batch, if it is chosen during the run; else ``None``.
     """
 
     def __init__(
@@ -195,7 +194,7 @@ class Leader:
         bounds: tuple[int, int] | None = None,
     ) -> None:
         self._lockstep = lockstep
-        self.bounds = bounds  # of a global batch that is chosen here
+        self.bounds = bounds
         self._control, self._islands = control, islands
         self._fold = None if islands is None else Fold(islands)
         self._writer: TraceWriter | None = None
@@ -204,17 +203,17 @@ class Leader:
         self._equal: Shares = ()
         self._stands: dict[int, tuple[int, tuple[int, ...]]] = {}
         self.ledger = Ledger.empty(0)
-        self.exchange_at = 0  # the leader's own step at which the next exchange is due
+        self.exchange_at = 0  # step of the leader at which the next exchange is due
         self.changes = 0
         self.saves: SaveSchedule | None = None  # of rank 0, which knows how long a save takes
-        self.noise = NoiseOfRun()  # of the gradients, as far as it is measured
-        self._desk = NoticeFilter((), ())
-        self.board: Board | None = None  # shows the run while it goes on
-        self._known: LeaderSnapshot | None = None  # what it has not been shown yet
+        self.noise = NoiseOfRun()  # gradient noise, as far as it is measured
+        self._notices = NoticeFilter((), ())
+        self.board: Board | None = None
+        self._known: LeaderSnapshot | None = None  # what the board has not been shown yet
 
     @property
     def at_s(self) -> float:
-        """Seconds since the leader was made: the clock of its trace."""
+        """Seconds since the leader was created: the clock of its trace."""
         return time.perf_counter() - self._started_s
 
     @property
@@ -226,16 +225,16 @@ class Leader:
         return self._islands
 
     def form(self, event: FleetFormed, places: Sequence[str] = ()) -> Verdict:
-        """Form the fleet, of all ranks in rank order, and return the ranks' opening split.
+        """Form the fleet of all ranks, in rank order, and return the ranks' opening split.
 
-        ``places`` tell where each rank runs: equal for ranks of one machine. A `ConfigError` says
-        that policy or bounds cannot serve this fleet.
+        ``places`` are the machines of the ranks: equal texts for ranks of one machine. Raises a
+        `ConfigError` if policy or bounds do not fit this fleet.
         """
         ranks = [worker.name for worker in event.workers]
         if self._islands is not None:
             event = replace(event, workers=self._islands.workers(event.workers))
             ranks = [event.workers[k].name for k in self._islands.places]
-        self._desk = NoticeFilter(places or ranks, ranks)
+        self._notices = NoticeFilter(places or ranks, ranks)
         self.ledger = Ledger.empty(len(event.workers))
         verdict = self._advance(event, at_step=event.step)
         assert self._control.fleet is not None, "it has just been formed"
@@ -244,7 +243,7 @@ class Leader:
         return self._for_ranks(verdict)
 
     def save_with(self, saves: SaveSchedule) -> None:
-        """Take the saves of rank 0 into account, whose length bounds what a notice allows."""
+        """Use the saves of rank 0: how long they take limits what is possible after a notice."""
         self.saves = saves
 
     def show_on(self, board: Board) -> None:
@@ -252,7 +251,7 @@ class Leader:
         self.board = board
 
     def record_to(self, writer: TraceWriter | None) -> None:
-        """Keep a trace from now on; the forming of the fleet is written, too."""
+        """Write a trace from now on, including the forming of the fleet."""
         self._writer = writer
         if writer is not None:
             for at_s, event, verdict in self._unwritten:
@@ -267,18 +266,18 @@ class Leader:
         committed_s: float | None = None,
         epoch: int | None = None,
     ) -> Verdict:
-        """Return the verdict on what all ranks replied, in rank order.
+        """Return the decision for the replies of all ranks.
 
         Args:
-            step: steps the leader has committed.
+            step: steps that the leader has committed.
             replies: in rank order.
-            checksum: of the decisions the leader has applied itself.
-            committed_s: when it committed the latest of the steps (`time.perf_counter`), for the
-                trace; ``None`` if that is not known.
-            epoch: of the data that the next step belongs to; ``None`` if that is not known.
+            checksum: of the decisions that the leader has applied itself.
+            committed_s: time at which it committed the latest step (`time.perf_counter`), for the
+                trace; ``None`` if unknown.
+            epoch: epoch of the next step; ``None`` if unknown.
 
         Raises:
-            SplitDiverged: a rank applied other decisions, or iterates over other data.
+            SplitDiverged: a rank has applied other decisions, or iterates over other data.
         """
         self._prove_agreement(replies, checksum)
         effective = max(reply.barrier for reply in replies)
@@ -292,10 +291,10 @@ class Leader:
         return self._for_ranks(verdict)
 
     def take_last(self, step: int, replies: list[Reply], committed_s: float | None) -> None:
-        """Take what was measured since the latest exchange, where the run ends for some rank.
+        """Take the measurements since the latest exchange, when some rank's run ends.
 
-        Nobody goes by what is decided then, and nothing that goes wrong keeps a program from its
-        end. Replies of those who did not answer are empty.
+        The resulting decision is not used, and an error here must not keep a program from ending.
+        Ranks that did not reply have empty replies.
         """
         if not any(reply.observations for reply in replies):
             return
@@ -304,14 +303,14 @@ class Leader:
                 Exchanged(step, step, *self._of_workers(replies), last=True), replies, committed_s
             )
         except Exception:
-            logger.exception("what was measured last is left out of the summary and the trace")
+            logger.exception("the last measurements are missing in the summary and the trace")
 
     def _take(self, event: Exchanged, replies: list[Reply], committed_s: float | None) -> Verdict:
-        """Return the decision on what was measured, which is booked."""
+        """Return the decision for new measurements, and add these to the ledger."""
         verdict = self._advance(event, at_step=event.step, committed_s=committed_s)
         sound = event.observations.only(event.observations.sound)
         if self._lockstep:
-            self.ledger = self.ledger.book(sound, self._yardstick())
+            self.ledger = self.ledger.book(sound, self._reference())
         else:
             self.ledger = self.ledger.add_up(sound)
         self._hear_of_noise(replies)
@@ -319,9 +318,10 @@ class Leader:
         return verdict
 
     def show(self) -> None:
-        """Look for alerts in the latest exchange, and tell the sinks. Call it after the verdict.
+        """Find the alerts of the latest exchange, and report to the sinks.
 
-        Nobody waits for it then, and nothing that goes wrong in it ends training.
+        Call it after the decision was sent, so that no rank waits for it. An error here does not
+        end training.
         """
         known, self._known = self._known, None
         if known is None or self.board is None:
@@ -333,7 +333,7 @@ class Leader:
                 self.note("alert", **alert.to_dict())
             self.board.tell(known, alerts)
         except Exception:
-            logger.exception("alerts and metrics failed, and are left out of one exchange")
+            logger.exception("alerts and metrics of one exchange are missing, because of an error")
 
     def recall(self, event: Recalled) -> Verdict:
         """Return the ranks' opening split, now that workers are known; no rank has drawn it."""
@@ -342,37 +342,37 @@ class Leader:
         return self._for_ranks(verdict)
 
     def not_measured(self, step: int, reason: str) -> Verdict:
-        """Return the ranks' split, now that steps cannot be measured; see `NotMeasured`.
+        """Return the ranks' split when steps cannot be measured; see `NotMeasured`.
 
-        No rank has drawn ``step``. ``reason`` is a part of a sentence.
+        No rank has drawn ``step``. ``reason`` is a clause of a sentence.
         """
         verdict = self._advance(NotMeasured(step, reason), at_step=step)
         self._log(verdict)
         logger.warning(
-            "Not measured: %s. Shares stay as they are (%s), and no times are reported",
+            "Steps are not measured: %s. Shares stay as they are (%s), and no times are reported",
             reason,
             "/".join(map(str, self._control.rank_shares[:16])),
         )
         return self._for_ranks(verdict)
 
     def skip_opening(self, step: int) -> None:
-        """Let no further step wait for a decision."""
+        """Stop the opening: no further step waits for a decision."""
         self._advance(OpeningSkipped(step), at_step=step)
 
     def count_from(self, earlier: int) -> None:
-        """Let the board count steps from those that were committed before this process."""
+        """Add the steps committed before this process to the board's step count."""
         if self.board is not None:
             self.board.count_from(earlier)
 
     def note(self, kind: str, **values: Any) -> None:
-        """Write a record that no decision depends on, and let the board know of it."""
+        """Write a record that no decision depends on, and pass it to the board."""
         if self.board is not None:
             self.board.hear(kind, values)
         if self._writer is not None:
             self._writer.record(kind, at_s=round(self.at_s, 6), **values)
 
     def close(self, summary: dict[str, Any]) -> None:
-        """Tell the last of it, and close the trace and the sinks."""
+        """Report the rest, and close the trace and the sinks."""
         self.show()
         if self.board is not None:
             self.board.close()
@@ -393,21 +393,21 @@ class Leader:
         )
 
     def _hear_of_noise(self, replies: list[Reply]) -> None:
-        told = (parts for reply in replies for parts in reply.norms)
-        self.noise, whole = self.noise.hear(told)
+        parts_of_ranks = (parts for reply in replies for parts in reply.norms)
+        self.noise, whole = self.noise.hear(parts_of_ranks)
         for parts in whole:
             self.note("noise", step=parts.step, **asdict(parts.norms), loss=parts.mean_loss)
 
     def _with_turn(self, verdict: Verdict, replies: list[Reply], step: int) -> Verdict:
-        """Return the verdict with the batch to go on with, if the ranks stand at a turn."""
+        """Return the decision, with the next global batch if the ranks wait for a batch change."""
         assert self._control.fleet is not None, "it has formed"
         met = meeting([reply.turn for reply in replies], [reply.drawn for reply in replies])
         if met is None:
             return verdict
         present = self._control.fleet.global_batch
         event = asked(met, step, present, self.bounds, self.noise.estimate)
-        if event is None:  # it is the one that is needed, or somebody has gone on with it
-            if verdict.opening and None in met:  # who is not where the others think it is
+        if event is None:  # the batch in force is the one needed, or a rank has gone on with it
+            if verdict.opening and None in met:  # a rank is not where the others expect it
                 self.skip_opening(step)
                 verdict = replace(verdict, opening=False)
             return replace(verdict, batch=present)
@@ -421,22 +421,22 @@ class Leader:
     def _with_departures_and_saves(
         self, verdict: Verdict, replies: list[Reply], step: int
     ) -> Verdict:
-        """Return the verdict with what notices, and wishes to save, add to it."""
+        """Return the decision, with departures after notices and with requested saves."""
         save_s = self.saves.save_s if self.saves is not None else None
         step_s = max(verdict.expected_s, default=0.0) + self._control.communication_s
         ahead_s = (verdict.effective + 1 - step) * step_s
-        told = [reply.notice for reply in replies]
-        news = self._desk.happenings(told, time.monotonic(), save_s, ahead_s)
+        notices = [reply.notice for reply in replies]
+        news = self._notices.happenings(notices, time.monotonic(), save_s, ahead_s)
         if news:
             event = MembersChanged(step, verdict.effective, news, save_s)
             verdict = joined(verdict, self._advance(event, at_step=step))
             logger.warning("step %d: %s", step, verdict.reason)
             names = self._control.membership.workers
-            self._desk.let_go([names[worker] for worker in verdict.going])
+            self._notices.let_go([names[worker] for worker in verdict.going])
         wanted = self.saves.take_wanted() if self.saves is not None else ""
         if wanted and verdict.save_after is None:
-            # No rank draws step `effective` before it hears of this, so none can have committed
-            # it.
+            # No rank draws step `effective` before it knows of this decision, so no rank can have
+            # committed that step.
             verdict = replace(verdict, save_after=verdict.effective + 1)
         return verdict
 
@@ -446,22 +446,20 @@ class Leader:
         if self._writer is not None:
             committed_at_s = None if committed_s is None else committed_s - self._started_s
             self._writer.event(at_s, event, verdict, committed_at_s)
-        # The fleet forms before it is known whether there will be a trace.
+        # The fleet forms before the leader knows whether there will be a trace.
         elif isinstance(event, FleetFormed):
             self._unwritten.append((at_s, event, verdict))
         self.exchange_at = at_step + verdict.exchange_after
         return verdict
 
     def _of_workers(self, replies: list[Reply]) -> tuple[Measurements, tuple[PeakMemory, ...]]:
-        """Return what the workers measured and held, given the replies of the ranks."""
-        told = [reply.observations for reply in replies]
+        measured = [reply.observations for reply in replies]
         memory = tuple(reply.held for reply in replies if reply.held is not None)
         if self._fold is not None and self._islands is not None:
-            told, memory = [self._fold.take(told)], self._islands.holdings(memory)
-        return Measurements.joined(told), memory
+            measured, memory = [self._fold.take(measured)], self._islands.holdings(memory)
+        return Measurements.joined(measured), memory
 
     def _for_ranks(self, verdict: Verdict) -> Verdict:
-        """Return what a verdict about the workers means for the ranks."""
         if self._fold is None or self._islands is None:
             return verdict
         return replace(
@@ -472,29 +470,29 @@ class Leader:
             going=self._islands.ranks_of(verdict.going),
         )
 
-    def _yardstick(self) -> Yardstick | None:
+    def _reference(self) -> SplitReference | None:
         fleet, estimate = self._control.fleet, self._control.estimate
         if fleet is None or estimate is None or not estimate.known:
             return None
-        if not self._control.roster.all_serve:  # the steps of those who leave are not judged
+        if not self._control.roster.all_serve:  # steps with leaving workers are not judged
             return None
-        return Yardstick.of(estimate.model, fleet, self._equal)
+        return SplitReference.of(estimate.model, fleet, self._equal)
 
     def _prove_agreement(self, replies: list[Reply], checksum: int) -> None:
         for rank, reply in enumerate(replies):
             if reply.checksum != checksum:
                 raise SplitDiverged(
                     f"rank {rank} has applied other decisions than the leader (checksum "
-                    f"{reply.checksum:#x} instead of {checksum:#x}); the run cannot go on"
+                    f"{reply.checksum:#x} instead of {checksum:#x}), so the run cannot continue"
                 )
             for step, *stand in reply.stands:
                 self._prove_stand(rank, step, tuple(stand))
-        # Ranks are never far apart, so what was long ago has been compared.
+        # Ranks are never far apart, so all ranks have shown the older passes.
         for step in sorted(self._stands)[:-_STANDS_KEPT]:
             del self._stands[step]
 
     def _prove_stand(self, rank: int, step: int, stand: tuple[int, ...]) -> None:
-        """Whoever began a loop after the same number of steps must have begun at the same data."""
+        """Check that passes that began after the same number of steps began at the same data."""
         first, expected = self._stands.setdefault(step, (rank, stand))
         if stand != expected:
             raise SplitDiverged(
@@ -515,7 +513,7 @@ class Leader:
 
 
 def joined(first: Verdict, then: Verdict) -> Verdict:
-    """Return one verdict for two decisions that take effect at the same step."""
+    """Return one decision for two that take effect at the same step."""
     return replace(
         then,
         shares=first.shares if then.shares is None else then.shares,

@@ -1,4 +1,4 @@
-"""Where the leader tells what it knows: opens the trace and the sinks that were asked for."""
+"""The leader's outputs: opens the trace and the sinks of the settings."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from evenstride.trace.read import TRACE_NAME
 
 
 def open_records(leader: Leader, settings: Settings, world_size: int) -> None:
-    """Let the leader tell sinks and trace; of what cannot be opened, nothing stays open."""
+    """Connect the leader to sinks and trace; if one cannot be opened, close the others."""
     board = TelemetryBoard(open_sinks(settings.sinks), Alerts(settings.alert_below))
     try:
         leader.record_to(_open_trace(settings, world_size, leader))
@@ -55,7 +55,7 @@ def _header(settings: Settings, world_size: int, leader: Leader) -> dict[str, An
         "numpy": np.__version__,
         "python": platform.python_version(),
         "platform": platform.platform(),
-        # Both of one moment, which ties the trace's clock to that of the world.
+        # Taken at the same moment, so that they relate the trace's clock to calendar time.
         "at_s": round(leader.at_s, 6),
         "started_unix_s": round(time.time(), 6),
     }

@@ -1,4 +1,4 @@
-"""Makes the leader: from what all ranks have shown to the fleet and its opening split."""
+"""Creates the leader: from the settings of all ranks to the fleet and its opening split."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from evenstride.runtime.timing.progress_file import StepFile
 
 @dataclass(frozen=True, slots=True)
 class Lead:
-    """What rank 0 alone has: the leader, and the file of its step count if one was asked for."""
+    """The parts that only rank 0 has: the leader, and the file with its step count, if any."""
 
     leader: Leader
     step_file: StepFile | None
 
 
 def make_leader(settings: Settings, shown: list[Plain]) -> tuple[Lead, Plain]:
-    """Return the leader, and what it tells all ranks of the team they form."""
+    """Return the leader, and the team that it announces to all ranks."""
     control = Control(settings.decides, memory_fraction=settings.memory_fraction)
     islands = islands_of([mine["island"] for mine in shown])
     leader = Leader(
@@ -41,9 +41,9 @@ def make_leader(settings: Settings, shown: list[Plain]) -> tuple[Lead, Plain]:
         lockstep=settings.mode.lockstep,
         bounds=settings.bounds if settings.chosen else None,
     )
-    told = _formed(leader, settings, shown)
-    told["islands"] = None if islands is None else islands.members
-    return Lead(leader, StepFile(settings.step_file) if settings.step_file else None), told
+    formed = _formed(leader, settings, shown)
+    formed["islands"] = None if islands is None else islands.members
+    return Lead(leader, StepFile(settings.step_file) if settings.step_file else None), formed
 
 
 def _formed(leader: Leader, settings: Settings, shown: list[Plain]) -> Plain:
@@ -72,10 +72,10 @@ def _formed(leader: Leader, settings: Settings, shown: list[Plain]) -> Plain:
 
 
 def spans_of_ranks(control: Control, islands: Islands | None, shares: Shares) -> Spans:
-    """Return the fewest and the most samples that each rank may get in a full step.
+    """Return the smallest and the largest share that each rank may get in a full step.
 
-    ``control`` has formed a fleet, of the islands if there are any. ``shares`` are the ranks' at
-    first.
+    ``control`` has formed a fleet, whose workers are the shard groups if there are any. ``shares``
+    are the opening shares of the ranks.
     """
     fleet = control.fleet
     assert fleet is not None, "the leader has just formed it"
@@ -93,13 +93,13 @@ def spans_of_ranks(control: Control, islands: Islands | None, shares: Shares) ->
 
 
 def team_of(
-    told: Plain, rank: int, group: dist.ProcessGroup | None, channel: Channel | None
+    formed: Plain, rank: int, group: dist.ProcessGroup | None, channel: Channel | None
 ) -> Team:
-    """Return the team as a rank hears of it from the leader, see `make_leader`."""
-    verdict = verdict_from_plain(told["verdict"])
+    """Return the team that the leader has announced to a rank; see `make_leader`."""
+    verdict = verdict_from_plain(formed["verdict"])
     assert verdict.shares is not None, "a fleet forms with an opening split"
-    peers = tuple(Peer(**peer) for peer in told["peers"])
-    islands = told["islands"]
+    peers = tuple(Peer(**peer) for peer in formed["peers"])
+    islands = formed["islands"]
     return Team(
         rank=rank,
         world_size=len(peers),
@@ -109,5 +109,5 @@ def team_of(
         shares=verdict.shares,
         opening=verdict.opening,
         islands=None if islands is None else Islands(tuple(map(tuple, islands))),
-        spans=tuple((fewest, most) for fewest, most in told["spans"]),
+        spans=tuple((fewest, most) for fewest, most in formed["spans"]),
     )

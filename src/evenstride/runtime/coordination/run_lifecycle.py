@@ -1,6 +1,6 @@
-"""What outlives a generation: when to save, who is to leave, what is known of the workers.
+"""State that outlives a generation: saves, departures, and what is known of the workers.
 
-The leader chooses how often to save from the losses that the run has seen.
+The leader derives the interval between saves from the preemptions and crashes seen in the run.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from evenstride.runtime.notices import Notice, NoticeWatcher, make_sources
 logger = logging.getLogger("evenstride")
 
 LEFT = 143
-"""Exit code of a rank that has left because it was told to: that of a program that SIGTERM ended.
+"""Exit code of a rank that leaves after a notice: that of a program ended by SIGTERM.
 
-Not 0, as training has not come to its end, and launchers would take it for that.
+It is not 0, which launchers would take as the end of training.
 """
 
 
 class Pace:
-    """Counts losses over all of a run's lives, and tells when to save next.
+    """Counts failures over all generations of a run, and plans the next save.
 
-    A machine counts once, with its age when its ranks met.
+    A machine counts once, with its age at the time its ranks met.
     """
 
     def __init__(self, peers: Iterable[Peer], clock: Callable[[], float] = time.monotonic) -> None:
@@ -50,7 +50,7 @@ class Pace:
         self._clock, self._begun_s = clock, clock()
         self._before = Observed()
         self.saving = Saving()
-        """The model of lifetimes, and the bounds."""
+        """Model of the machines' lifetimes, and bounds of the interval."""
 
     def save_by(self, saving: Saving) -> None:
         """Use another model of lifetimes, with its bounds."""
@@ -58,7 +58,7 @@ class Pace:
 
     @property
     def observed(self) -> Observed:
-        """Losses so far, in this life of the run and in those before."""
+        """Failures so far, in this generation of the run and in earlier ones."""
         since_s = self._ages_s + (self._clock() - self._begun_s)
         expected = expected_losses(self.saving.lifetime, self._ages_s, since_s)
         return Observed(self._before.failures, self._before.expected + expected)
@@ -66,7 +66,7 @@ class Pace:
     def interval_s(self, save_s: float) -> float:
         """Return the seconds until the next save, which takes ``save_s``."""
         now_s = self._ages_s + (self._clock() - self._begun_s)
-        # A save takes nothing at all where it is small; the clock of a test may stand still.
+        # A small save may measure as 0 s; a test's clock may stand still.
         planned = next_save_in_s(max(save_s, 1e-4), now_s, self.observed, self.saving)
         logger.debug("%s", planned.reason)
         return planned.in_s
@@ -77,10 +77,10 @@ class Pace:
         return {"failures": observed.failures, "expected": observed.expected}
 
     def recall(self, remembered: Any, *, lost: bool) -> None:
-        """Go on counting from what a checkpoint has kept; what is none is left out.
+        """Continue to count from what a checkpoint has kept; ignore it if it is malformed.
 
-        ``lost`` tells whether the life that saved it ended in a loss. Who starts again from a
-        checkpoint was interrupted, unless that was announced.
+        ``lost`` is whether the generation that saved it ended in a failure. A run that starts again
+        from a checkpoint was interrupted, unless the interruption was announced.
         """
         plain = remembered if isinstance(remembered, dict) else {}
         failures, expected = plain.get("failures"), plain.get("expected")
@@ -91,11 +91,11 @@ class Pace:
 
 
 class Notified:
-    """The notice that this rank has, if any, on its way from the watcher to the leader.
+    """Passes this rank's notice, if it has one, from the watcher to the leader.
 
-    ``over`` tells whether the run cannot go on anyway. Then a signal to this process ends it at
-    once: its launcher waits for it in order to start all again, and the training thread may be
-    waiting in a collective for a rank that is lost.
+    ``over`` returns whether the run cannot continue anyway. A signal then ends this process at
+    once: its launcher waits for it in order to restart all, and the training thread may wait in a
+    collective for a lost rank.
     """
 
     def __init__(self, ask: Callable[[], None], over: Callable[[], bool]) -> None:
@@ -104,7 +104,7 @@ class Notified:
         self._watcher: NoticeWatcher | None = None
 
     def watch(self, setting: str, *, polls_clouds: bool) -> None:
-        """Watch for notices from now on, as a setting says (see `make_sources`)."""
+        """Watch for notices from now on, by a setting of `make_sources`."""
         if self._watcher is None:
             self._watcher = NoticeWatcher(
                 make_sources(setting, slurm="SLURM_JOB_ID" in os.environ),
@@ -113,19 +113,19 @@ class Notified:
             )
 
     def changed(self, notice: Notice | None) -> None:
-        """Take note of a notice, or that it was withdrawn (watcher's thread)."""
+        """Note a notice, or that it was withdrawn (watcher's thread)."""
         if notice is not None and not notice.whole_host and self._over():
             logger.warning(
-                "evenstride: %s, and the run cannot go on: this process ends", notice.source
+                "evenstride: %s, and the run cannot continue: this process ends", notice.source
             )
-            # Not sys.exit, which would end only the watcher's thread.
+            # sys.exit would end only the watcher's thread.
             logging.shutdown()
             os._exit(LEFT)
         self._notice = notice
         self._ask()
 
-    def told(self) -> RankNotices | None:
-        """Return what the leader is told (control thread)."""
+    def report(self) -> RankNotices | None:
+        """Return what this rank reports to the leader (control thread)."""
         notice = self._notice
         if notice is None:
             return None
@@ -133,17 +133,17 @@ class Notified:
         return RankNotices(left_s, notice.whole_host, not notice.withdrawable, notice.reason)
 
     def close(self) -> None:
-        """Watch no longer."""
+        """Stop watching."""
         if self._watcher is not None:
             self._watcher.close()
             self._watcher = None
 
 
 class RunLifecycle:
-    """One rank's part in what goes on beyond its own process.
+    """One rank's part in what outlives its process.
 
-    ``leader`` is there on rank 0 only. ``notices`` says where to look for notices unless a call
-    says otherwise; see `make_sources`.
+    ``leader`` is ``None`` except on rank 0. ``notices`` is the setting of `make_sources` that is
+    used unless `watch` gets another one.
     """
 
     def __init__(
@@ -164,21 +164,21 @@ class RunLifecycle:
             leader.save_with(self.saves)
 
     def watch(self, setting: str | None) -> None:
-        """Watch for notices that this rank will be taken away; ``None`` as the environment says.
+        """Watch for notices that this rank will be preempted; ``None`` uses the environment.
 
-        See `make_sources`. One rank per machine asks its cloud.
+        See `make_sources`. One rank per machine asks the cloud provider.
         """
-        # A cloud takes away whole machines, so one rank of each asks for all.
+        # A cloud preempts whole machines, so one rank of each machine asks for all.
         first = self._here[0] == self._rank
         self.notified.watch(setting or self.notices, polls_clouds=first)
 
     def leads_host(self, going: tuple[int, ...]) -> bool:
-        """Return whether this rank is the first of its machine, which goes as a whole.
+        """Return whether this rank is the first of its machine and the whole machine is leaving.
 
-        A signal to all of its processes does not say so: launchers send it to start them again.
+        A signal to all processes does not mean that: launchers also send it to restart them.
         """
-        told = self.notified.told()
-        whole = told is not None and told.whole_host
+        notice = self.notified.report()
+        whole = notice is not None and notice.whole_host
         return whole and self._here[0] == self._rank and set(self._here) <= set(going)
 
     def remember(self) -> Plain:
@@ -194,7 +194,7 @@ class RunLifecycle:
         }
 
     def recalling(self, step: int, remembered: Plain) -> Callable[[], Plain]:
-        """Return what the leader does to recall what a checkpoint has kept."""
+        """Return the function by which the leader restores what a checkpoint has kept."""
 
         def lead() -> Plain:
             assert self._leader is not None, "only rank 0 leads"
@@ -208,7 +208,7 @@ class RunLifecycle:
         return lead
 
     def take_up(self, plain: Plain, gate: DrawBarrier) -> Shares | None:
-        """Put the split in force that the leader has recalled; return it, if it is another."""
+        """Put the split that the leader has restored into force; return it if it is another."""
         verdict = verdict_from_plain(plain["verdict"])
         if verdict.shares is not None:
             gate.begin_with(verdict.shares)
@@ -216,7 +216,6 @@ class RunLifecycle:
 
 
 def _profiles(plain: Any) -> list[WorkerProfile]:
-    """Return the profiles that can be read; what a checkpoint holds beside them is no harm."""
     profiles = []
     for one in plain if isinstance(plain, list) else []:
         try:

@@ -1,4 +1,4 @@
-"""What each rank shows of itself when a team forms, and what all of them must have alike."""
+"""The settings that each rank shows when a team forms, and those that must be equal."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def show_settings(
     group: dist.ProcessGroup | None,
     shard_group: dist.ProcessGroup | None,
 ) -> Plain:
-    """Return what a rank shows the others, as JSON types; settings that cannot be are refused."""
-    chosen = has_chosen_cuda(group)  # before anything here looks at the GPU
+    """Return the settings that a rank shows, as JSON types; raise if a setting is invalid."""
+    chosen = has_chosen_cuda(group)  # before the next lines use the GPU
     device = likely_device(group)
     check(settings)
     return {
@@ -70,7 +70,7 @@ def show_settings(
 
 
 def _resources(policy: Policy[Any], device: torch.device) -> Plain:
-    """Return what the policy wants to know about this worker; measuring takes a moment."""
+    """Return the resources of this worker that the policy needs; measuring them takes a moment."""
     match policy:
         case Static(by="cores"):
             return {"cores": usable_cores()}
@@ -83,17 +83,17 @@ def _resources(policy: Policy[Any], device: torch.device) -> Plain:
 
 
 def compare(shown: list[Plain], group: dist.ProcessGroup | None) -> None:
-    """Raise unless ranks that show this can train together.
+    """Raise unless ranks with these settings can train together.
 
-    `RanksDisagree` says that they have different settings, `ConfigError` that they would wait for
-    each other in different backends.
+    Raises `RanksDisagree` if settings differ, and `ConfigError` if the ranks would wait for each
+    other in different backends.
     """
     common = [{k: v for k, v in mine.items() if k not in _OF_EACH_RANK} for mine in shown]
     require_equal(common, "Stride()")
     if group is None:
         return
-    # Before the engine is made, where such ranks hang. One that has an accelerator is taken to use
-    # it.
+    # Before the engine is created, in which such ranks hang. A rank that has an accelerator is
+    # assumed to use it.
     config = dist.get_backend_config(group)
     check_backends(["cuda" if mine["cuda"] else "cpu" for mine in shown], config)
     check_chosen([mine["uses_gpu"] if mine["cuda"] else None for mine in shown], config)

@@ -1,10 +1,10 @@
-"""What ranks arrange in an exchange besides shares: saves, departures, and the end of an epoch.
+"""What ranks agree on in an exchange besides shares: saves, departures, and new global batches.
 
-A decision to save travels with the verdict of an exchange. It names a number of committed steps
-that no rank has reached before it has heard of it, so all ranks save the same state without a
-message of their own, and training never waits for the question. On the leader, the notices that
-come in are filtered for what is news to the core, and the ranks' turns at the end of an epoch are
-compared before the core is asked for a batch.
+A decision to save travels with the decision of an exchange. It names a number of committed steps
+that no rank reaches before it has received the decision. So all ranks save the same state without
+another message, and training never waits. The leader filters the notices for those that are new
+to the core. At the end of an epoch it compares the batch changes of all ranks, and then asks the
+core for a global batch.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from evenstride.core.membership.member_table import Happening, MembershipEvent, 
 from evenstride.errors import SplitDiverged
 from evenstride.runtime.coordination.draw_barrier import BatchChange
 
-# A notice whose time has moved by less than this is the same.
+# A notice whose time has moved by less than this has not changed.
 _SAME_S = 2.0
 
 
 class SaveSchedule:
-    """What one rank knows of the saves to come. Written by the control thread."""
+    """What one rank knows of the next saves. Written by the control thread."""
 
     def __init__(self, ask: Callable[[], None]) -> None:
         self._ask, self._lock = ask, threading.Lock()
@@ -34,28 +34,28 @@ class SaveSchedule:
         self._next: int | None = None
         self._wanted = ""
         self.save_s: float | None = None
-        """Seconds that a save takes, on the leader; ``None`` if nobody saves."""
+        """Seconds that a save takes, on the leader; ``None`` without saves."""
 
     def takes(self, save_s: float | None) -> None:
-        """Note how long a save takes, in seconds; ``None`` if nobody saves."""
+        """Note how long a save takes, in seconds; ``None`` without saves."""
         self.save_s = save_s
 
     def ask(self, reason: str) -> None:
-        """Let all ranks save soon (leader only). May be called again until they do."""
+        """Make all ranks save soon (leader only). May be called again until they do."""
         with self._lock:
             asked, self._wanted = bool(self._wanted), reason
-        # Outside the lock: it sends a message, and the control thread takes the lock, too.
+        # Outside the lock: it sends a message, and the control thread needs the lock, too.
         if not asked:
             self._ask()
 
     def take_wanted(self) -> str:
-        """Return why a save was asked for, and forget it; nothing if it was not (leader only)."""
+        """Return the reason of the requested save and forget it; empty if none (leader only)."""
         with self._lock:
             wanted, self._wanted = self._wanted, ""
         return wanted
 
     def agreed(self, steps: int, *, save: bool, going: tuple[int, ...] = (), why: str = "") -> None:
-        """Note what all ranks do when ``steps`` steps are committed (control thread)."""
+        """Note what all ranks do once ``steps`` steps are committed (control thread)."""
         with self._lock:
             if save:
                 self._due.add(steps)
@@ -70,14 +70,14 @@ class SaveSchedule:
             return bool(self._going)
 
     def pending(self, steps: int) -> bool:
-        """Return whether something is due by now; cheap, for every step (training thread)."""
-        # Without the lock, for speed: `_next` is set before the gate lets training go on to that
-        # step.
+        """Return whether something is due by now; cheap enough for every step (training thread)."""
+        # Without the lock, for speed: `_next` is set before the draw barrier lets training reach
+        # that step.
         at = self._next
         return at is not None and at <= steps
 
     def due(self, steps: int) -> bool:
-        """Return whether a save is due when ``steps`` steps are committed; it is not then again."""
+        """Return whether a save is due at ``steps`` committed steps; returns it only once."""
         with self._lock:
             due = {at for at in self._due if at <= steps}
             self._due -= due
@@ -85,7 +85,7 @@ class SaveSchedule:
         return bool(due)
 
     def going(self, steps: int) -> tuple[tuple[int, ...], str]:
-        """Return the ranks that end now, and why; none as a rule."""
+        """Return the ranks that end now, and the reason; usually none."""
         with self._lock:
             at = [known for known in self._going if known <= steps]
             gone = [self._going.pop(known) for known in at]
@@ -96,21 +96,21 @@ class SaveSchedule:
 
 @dataclass(frozen=True, slots=True)
 class RankNotices:
-    """A notice as a rank tells it to the leader."""
+    """A notice as a rank reports it to the leader."""
 
-    # Seconds until the rank is taken away, by its own clock; `None` for at once.
+    # Seconds until the rank is preempted, by its own clock; `None` for at once.
     left_s: float | None
-    whole_host: bool  # whether all ranks of its machine are
+    whole_host: bool  # whether all ranks of its machine are preempted
     final: bool  # whether it will not be withdrawn
-    why: str  # for people
+    why: str  # reason, in words
 
 
 class NoticeFilter:
-    """Turns what the ranks tell of notices into happenings, each told once.
+    """Turns the ranks' notices into events for the core, each reported once.
 
     Args:
-        places: where each rank runs; equal for ranks of one machine.
-        workers: the name of the worker that each rank is, or is part of.
+        places: machine of each rank; equal texts for ranks of one machine.
+        workers: name of the worker that each rank is, or is part of.
     """
 
     def __init__(self, places: Sequence[str], workers: Sequence[str]) -> None:
@@ -119,14 +119,14 @@ class NoticeFilter:
         self._gone = set[str]()
 
     def happenings(
-        self, told: Sequence[RankNotices | None], now_s: float, save_s: float | None, ahead_s: float
+        self, held: Sequence[RankNotices | None], now_s: float, save_s: float | None, ahead_s: float
     ) -> tuple[Happening, ...]:
         """Return what is new in the ranks' notices, by the leader's clock.
 
-        ``save_s`` is what a checkpoint takes, ``None`` if the run takes none. ``ahead_s`` is the
-        time until a decision takes effect.
+        ``save_s`` is the time that a checkpoint takes, ``None`` if the run saves none. ``ahead_s``
+        is the time until a decision takes effect.
         """
-        notices = self._of_workers(told)
+        notices = self._of_workers(held)
         news = [
             Happening(worker, MembershipEvent.NOTICE, one.left_s, one.why, one.final)
             for worker, one in notices.items()
@@ -141,13 +141,13 @@ class NoticeFilter:
         return tuple(news)
 
     def let_go(self, workers: Sequence[str]) -> None:
-        """Note that some end for good, whatever becomes of their notices."""
+        """Note that some workers end for good, even if their notices are withdrawn."""
         self._gone.update(workers)
 
-    def _of_workers(self, told: Sequence[RankNotices | None]) -> dict[str, RankNotices]:
-        """Return the notice of each worker that has one: the earliest of its ranks'."""
+    def _of_workers(self, held: Sequence[RankNotices | None]) -> dict[str, RankNotices]:
+        """Return the notice of each worker that has one: the earliest of its ranks."""
         notices: dict[str, RankNotices] = {}
-        for rank, one in enumerate(told):
+        for rank, one in enumerate(held):
             if one is None:
                 continue
             for other, place in enumerate(self._places):
@@ -165,7 +165,7 @@ class NoticeFilter:
             return True
         known_s = self._known[worker]
         if known_s is None or one.left_s is None:
-            return known_s is not None  # it has to go at once now
+            return known_s is not None  # it now has to leave at once
         moved = abs(now_s + one.left_s - known_s) > _SAME_S
         due = leave(one.left_s, save_s, ahead_s, final=one.final, again=True).go
         return moved or due
@@ -174,20 +174,20 @@ class NoticeFilter:
 def meeting(
     turns: Sequence[BatchChange | None], drawn: Sequence[int]
 ) -> tuple[BatchChange | None, ...] | None:
-    """Return the ranks' turns, if there is something to decide for those who stand at one.
+    """Return the ranks' batch changes if they can be decided now.
 
-    That is where all stand at the same one; or where somebody has drawn the step after it and so
-    will never stand there, having left the loop just before its end.
+    They can if all ranks wait for the same one. They also can if some rank has drawn the step
+    after it: that rank left the loop just before the end of the epoch and will never wait.
 
     Args:
-        turns: of all ranks, in rank order; ``None`` for those who go on.
-        drawn: first step that each of them has not drawn.
+        turns: of all ranks, in rank order; ``None`` for ranks that do not wait.
+        drawn: first step that each rank has not drawn.
 
     Returns:
-        The turns; ``None`` where nobody stands at one, or some are still on their way.
+        The batch changes; ``None`` if no rank waits, or some have not arrived yet.
 
     Raises:
-        SplitDiverged: ranks need different batches.
+        SplitDiverged: ranks need different global batches.
     """
     there = [(rank, turn) for rank, turn in enumerate(turns) if turn is not None]
     if not there:
@@ -201,8 +201,8 @@ def meeting(
             raise _apart(there[0], (rank, turn))
     if passed and first.wanted is not None:
         raise SplitDiverged(
-            f"rank {there[0][0]} goes on with the global batch of {first.wanted} that it restored, "
-            f"but rank {passed[0]} with that of before; load the same state on every rank"
+            f"rank {there[0][0]} continues with the restored global batch of {first.wanted}, but "
+            f"rank {passed[0]} with the one before; load the same state on every rank"
         )
     return tuple(turns)
 
@@ -214,10 +214,11 @@ def asked(
     bounds: tuple[int, int] | None,
     noise: NoiseEstimate,
 ) -> EpochEnded | None:
-    """Return what the core is asked at a turn; ``None`` if the batch in force is kept unasked.
+    """Return the request to the core for a batch change; ``None`` to keep the batch in force.
 
-    ``step`` is what the leader has committed, ``present`` the batch in force. ``bounds`` are the
-    smallest and largest batch that may be chosen; ``None`` if it is not left open.
+    ``step`` is the number of steps that the leader has committed, ``present`` the global batch in
+    force. ``bounds`` are the smallest and largest batch that may be chosen; ``None`` if it is
+    fixed.
     """
     there = [turn for turn in met if turn is not None]
     if len(there) < len(met):
@@ -227,7 +228,7 @@ def asked(
         return None if wanted == present else EpochEnded(step, first, wanted, wanted)
     low, high = bounds or (present, present)
     high = max(low, min(high, *(turn.most for turn in there)))
-    # With weighted batches the noise scale is in weights, which are no samples.
+    # With weighted batches the noise scale is in weights, not in samples.
     if not noise.steps or any(turn.weighted for turn in there):
         return EpochEnded(step, first, low, high)
     scale = noise.scale()
@@ -239,11 +240,11 @@ def _finite(value: float) -> float | None:
 
 
 def _apart(one: tuple[int, BatchChange], other: tuple[int, BatchChange]) -> SplitDiverged:
-    def told(rank: int, turn: BatchChange) -> str:
+    def place(rank: int, turn: BatchChange) -> str:
         batch = "to choose a global batch" if turn.wanted is None else f"with {turn.wanted} samples"
         return f"rank {rank} stands after {turn.step} steps {batch}"
 
     return SplitDiverged(
-        f"{told(*one)}, but {told(*other)}; load the same state on every rank and leave the loop "
-        "at the same step"
+        f"{place(*one)}, but {place(*other)}; load the same state on every rank and leave the "
+        "loop at the same step"
     )

@@ -1,4 +1,4 @@
-"""What is particular to DDP, FSDP2, devices and compilers.
+"""What is specific to DDP, FSDP2, devices and compilers.
 
-Start with `watched_models`; `model_agreement` compares a model over all ranks.
+Start with `watched_models`; `model_agreement` compares a model between all ranks.
 """

@@ -1,16 +1,16 @@
-"""What is special about DDP: where it waits beside the end of a backward pass, and its hook.
+"""What is specific to DDP: its waits outside the end of a backward pass, and its hook.
 
-Before the module's own forward pass it broadcasts the buffers; `watch_forward` counts that as
+Before the module's own forward pass DDP broadcasts the buffers; `watch_forward` counts that as
 waiting.
 
 ``torch.utils.checkpoint.checkpoint(..., use_reentrant=True)`` runs a backward pass of its own
 inside the script's. If the last gradient of the step comes from there, DDP waits when the inner
 pass ends. The mark at the end of the outer pass comes after that wait, which would then count as
-work. Callbacks of a pass run in the order in which they are queued, and a parameter's own hook runs
-before DDP's. So a hook on the parameter whose gradient comes last queues a mark in front of DDP's
-wait. The first step shows which parameter that is; later steps call one hook per model.
+work. Callbacks of a pass run in queue order, and a parameter's own hook runs before DDP's. So a
+hook on the parameter whose gradient comes last queues a mark before DDP's wait. The first step
+shows which parameter that is; later steps call one hook per model.
 
-Gradients can travel as bfloat16, also over Gloo, where torch refuses its own hook.
+Gradients can be sent as bfloat16, also over Gloo, for which torch's own hook raises.
 """
 
 # No postponed annotations here: torch compares those of a communication hook with its own types.
@@ -39,13 +39,13 @@ def watch_forward(model: nn.Module, clock: RankClock) -> None:
     if not isinstance(engine, DistributedDataParallel):
         return
     if not (engine.broadcast_buffers and any(True for _ in engine.module.buffers())):
-        return  # nothing to synchronise, and hooks would slow every forward pass down
+        return  # no buffers to synchronise, and hooks would slow down every forward pass
 
     def outer(*_: Any) -> None:
-        clock.timer.wait_began()  # DDP broadcasts buffers now; a fast rank would look slow
-        # In evaluation it must not: a rank without a batch would never come to the broadcast.
+        clock.timer.wait_began()  # DDP broadcasts buffers now, which makes a fast rank look slow
+        # Not in evaluation, where a rank without a batch would never reach the broadcast.
         if not engine.training:
-            engine.require_forward_param_sync = False  # DDP sets it anew after each forward pass
+            engine.require_forward_param_sync = False  # DDP sets it after each forward pass
 
     def inner(*_: Any) -> None:
         clock.timer.wait_ended()
@@ -54,7 +54,7 @@ def watch_forward(model: nn.Module, clock: RankClock) -> None:
     def after(*_: Any) -> None:
         setattr(engine, _BROADCAST, False)
 
-    # Compiled, they would record events inside the graph, which goes wrong on CUDA.
+    # Compiled hooks would record events inside the graph, which goes wrong on CUDA.
     eager: Any = torch.compiler.disable
     engine.register_forward_pre_hook(eager(outer))
     engine.module.register_forward_pre_hook(eager(inner), prepend=True)
@@ -62,9 +62,9 @@ def watch_forward(model: nn.Module, clock: RankClock) -> None:
 
 
 def reforward(model: nn.Module) -> None:
-    """Prepare for another forward pass in place of one that failed."""
+    """Prepare for another forward pass in place of a failed one."""
     engine = engine_of(model)
-    # DDP broadcasts buffers once per step. It had done so when the module's own pass began, and the
+    # DDP broadcasts buffers once per step, and had done so when the module's own pass began. The
     # other ranks would not take part again.
     if getattr(engine, _BROADCAST, False) and isinstance(engine, DistributedDataParallel):
         engine.require_forward_param_sync = False
@@ -72,8 +72,6 @@ def reforward(model: nn.Module) -> None:
 
 
 class _ModelHooks:
-    """The hooks on the parameters of one model."""
-
     def __init__(self) -> None:
         self.handles: dict[Tensor, RemovableHandle] = {}
         self.last: Tensor | None = None  # whose gradient was accumulated last
@@ -86,7 +84,7 @@ class _ModelHooks:
         self.keep_last()
 
     def keep_last(self) -> None:
-        """Remove all hooks but that of the parameter that came last."""
+        """Remove all hooks except that of the parameter that came last."""
         for parameter in [p for p in self.handles if p is not self.last]:
             self.handles.pop(parameter).remove()
 
@@ -112,11 +110,11 @@ class InnerWaits:
         self._learning.append(model)
 
     def backward_began(self) -> None:
-        """Note which pass the loss belongs to. Call it inside that pass."""
+        """Note the pass to which the loss belongs. Call it inside that pass."""
         self._outer = torch._C._current_graph_task_id()
 
     def gradients_ready(self) -> None:
-        """Note that a backward pass that synchronises has come to its last gradient."""
+        """Note that a synchronising backward pass has reached its last gradient."""
         if self._learning:
             for model in self._learning:
                 if model.last is not None:
@@ -142,13 +140,13 @@ class InnerWaits:
 
 
 def check_compression(model: nn.Module, compress: str | None) -> None:
-    """Raise `ConfigError` unless the model's gradients can travel as is asked."""
+    """Raise `ConfigError` unless the model's gradients can be sent in the given format."""
     if compress is None:
         return
     if compress not in COMPRESSIONS:
         raise ConfigError(
-            f"compress is {compress!r}; possible are {', '.join(map(repr, COMPRESSIONS))}, or None "
-            "to send gradients as they are"
+            f"compress is {compress!r}; it must be one of {', '.join(map(repr, COMPRESSIONS))}, or "
+            "None to send gradients unchanged"
         )
     if not isinstance(engine_of(model), DistributedDataParallel):
         raise ConfigError(
@@ -164,18 +162,18 @@ def send_compressed(model: nn.Module) -> None:
         engine.register_comm_hook(engine.process_group, as_bf16)
     except RuntimeError as error:
         raise ConfigError(
-            f"compress='bf16' needs the model's communication hook, and torch says: {error}; use "
-            "one of the two"
+            f"compress='bf16' needs the model's communication hook, but torch refuses it: {error}; "
+            "use one of the two"
         ) from error
 
 
 def as_bf16(
     group: dist.ProcessGroup,
-    bucket: dist.GradBucket,  # type: ignore[name-defined]  # torch looks for both names
+    bucket: dist.GradBucket,  # type: ignore[name-defined]  # torch reads both annotations
 ) -> torch.futures.Future[Tensor]:
-    """Average a bucket over the ranks with bfloat16 on the way; a DDP communication hook.
+    """Average a bucket over the ranks in bfloat16; a DDP communication hook.
 
-    The same bytes come back to every rank, so replicas stay equal.
+    Every rank gets the same bytes, so replicas stay equal.
     """
     whole = bucket.buffer()
     small = whole.to(torch.bfloat16).div_(dist.get_world_size(group))

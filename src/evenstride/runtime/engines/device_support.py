@@ -1,7 +1,7 @@
-"""What a rank's device and the torch installed there can do, and what is refused for want of it.
+"""What a rank's device and its torch can do, and errors for what they lack.
 
-The facts are read once (`read_device`); everything else is a pure function of them, so that what
-would happen on a card can be told without having one.
+The facts are read once (`read_device`). Everything else is a pure function of them, so tests can
+check the behaviour for a card without having one.
 
 Which machine code runs where: CUDA C++ programming guide, "binary compatibility" (code for X.y runs
 on X.z with z >= y) and "PTX compatibility" (PTX for X.y is translated for any newer card). The
@@ -31,15 +31,15 @@ Bf16 = Literal["native", "emulated", "no"]
 
 @dataclass(frozen=True, slots=True)
 class RankDevice:
-    """One rank's device, and the torch that drives it."""
+    """One rank's device, and the torch that uses it."""
 
     kind: Kind
-    name: str  # as its maker calls it
-    capability: Capability | None  # ``(major, minor)`` of a CUDA device
-    # Machine code (``sm_80``) or PTX (``compute_90``) that torch holds; empty if not known.
+    name: str  # as its maker names it
+    capability: Capability | None  # ``(major, minor)`` of a CUDA device.
+    # Machine code (``sm_80``) or PTX (``compute_90``) in torch; empty if unknown.
     arch_list: tuple[str, ...]
     torch: str  # such as ``2.13.0+cu130``
-    cuda: str | None  # that torch was built with; ``None`` without, or with ROCm
+    cuda: str | None  # CUDA version of torch; ``None`` without, or with ROCm
     bf16: Bf16
     compile: bool  # whether ``torch.compile`` finds what it needs
 
@@ -53,11 +53,11 @@ class RankDevice:
 
 @dataclass(frozen=True, slots=True)
 class Wheel:
-    """The CUDA wheels of some torch releases that hold the same code."""
+    """The CUDA wheels of some torch releases with the same code."""
 
     tag: str  # last part of the wheel's index, such as ``cu126``
     first: Capability  # release, ``(major, minor)``
-    last: Capability | None  # ``None`` while no end is known
+    last: Capability | None  # ``None`` if no end is known
     arch_list: tuple[str, ...]
 
 
@@ -76,14 +76,14 @@ WHEELS: tuple[Wheel, ...] = (
 
 Source:
     Lists read from wheels: pytorch#144071 (2.6 cu124), pytorch#182250 (2.10 and 2.11),
-    nikopueringer/CorridorKey#141 (2.7 and 2.10). Plans and tables: pytorch#157517 (2.8: Maxwell
-    and Pascal leave CUDA 12.8 and 12.9, CUDA 13 has none below Turing), pytorch#164471 (2.9),
-    pytorch#172352 and #175253 (2.11: Volta leaves CUDA 12.8), pytorch#182849 (2.12: no CUDA 12.8),
+    nikopueringer/CorridorKey#141 (2.7 and 2.10). Plans and tables: pytorch#157517 (2.8: CUDA 12.8
+    and 12.9 drop Maxwell and Pascal, CUDA 13 has none below Turing). Also pytorch#164471 (2.9),
+    pytorch#172352 and #175253 (2.11: CUDA 12.8 drops Volta), pytorch#182849 (2.12: no CUDA 12.8),
     pytorch#190355 (2.14 keeps CUDA 12.6) and #190385 (2.15 is to drop it). ``cu130`` wheels of some
-    releases hold PTX for 12.0 as well, which is not counted on here.
+    releases also have PTX for 12.0, which is not relied on here.
 """
 
-# Chips on a board with their processor: only code made for them runs there.
+# Chips on one board with their processor: they run only code made for them.
 _INTEGRATED: dict[Capability, frozenset[Capability]] = {
     (5, 3): frozenset({(5, 3)}),
     (6, 2): frozenset({(6, 2)}),
@@ -119,17 +119,17 @@ def runs(entry: str, capability: Capability) -> bool:
 
 
 def carried(device: RankDevice) -> bool:
-    """Return whether the installed torch has code for the device; true where that is not known."""
+    """Return whether the installed torch has code for the device; true if that is unknown."""
     if device.cuda is None or device.capability is None or not device.arch_list:
         return True
     return any(runs(entry, device.capability) for entry in device.arch_list)
 
 
 def wheel_for(capability: Capability, release: str) -> tuple[str, str] | None:
-    """Return the wheel that carries a card: release (``2.13``) and tag (``cu126``).
+    """Return the wheel with code for a card: release (``2.13``) and tag (``cu126``).
 
-    The installed release's own wheel if it has one, else that of the nearest release; of several
-    the one of the latest CUDA.
+    That is the installed release's own wheel if one fits, otherwise that of the nearest release. Of
+    several it is the one with the latest CUDA.
     """
     asked = _release(release)
     fitting: list[tuple[int, int, Capability, str]] = []
@@ -145,9 +145,9 @@ def wheel_for(capability: Capability, release: str) -> tuple[str, str] | None:
 
 
 def complaint(device: RankDevice) -> str:
-    """Return what is wrong with a device under the installed torch and the way out, or ``""``.
+    """Return the problem of a device with the installed torch and the remedy, or ``""``.
 
-    It reads on after a name: "is Tesla P100 (Pascal, sm_60), for which ...".
+    The text continues after a name: "is Tesla P100 (Pascal, sm_60), for which ...".
     """
     if device.capability is None or carried(device):
         return ""
@@ -161,11 +161,10 @@ def complaint(device: RankDevice) -> str:
 def require(
     devices: Sequence[RankDevice], *, dtype: torch.dtype = torch.float32, compiled: bool = False
 ) -> tuple[str, ...]:
-    """Refuse what some rank's device cannot do; return what is possible but slow, as sentences.
+    """Raise for what some rank's device cannot do; return sentences on what is slow.
 
-    ``dtype`` is what forward and backward pass compute in. Sources: bfloat16 from compute
-    capability 8.0 on as in ``torch.cuda.is_bf16_supported``, Triton from 7.0 on as in
-    ``GPUTooOldForTriton``.
+    ``dtype`` is that of forward and backward pass. Sources: bfloat16 from compute capability 8.0 on
+    as in ``torch.cuda.is_bf16_supported``, Triton from 7.0 on as in ``GPUTooOldForTriton``.
     """
     for rank, device in enumerate(devices):
         wrong = complaint(device)
@@ -173,13 +172,13 @@ def require(
             raise ConfigError(f"rank {rank} {wrong}")
         if dtype is torch.bfloat16 and not _computes_bf16(device):
             raise ConfigError(
-                f"bfloat16 was asked for, but rank {rank} is {_named(device)}, which "
+                f"the model uses bfloat16, but rank {rank} is {_named(device)}, which "
                 f"{_why_no_bf16(device)}; use float16 or float32 on all ranks, or leave that "
                 "rank out"
             )
         if compiled and not device.compile:
             raise ConfigError(
-                f"torch.compile was asked for, but on rank {rank}, {_named(device)}, "
+                f"the model uses torch.compile, but on rank {rank}, {_named(device)}, "
                 f"{_why_no_compile(device)}; run the model eagerly on all ranks, or leave that "
                 "rank out"
             )
@@ -196,21 +195,21 @@ def check_kind(device: torch.device) -> None:
     """Refuse a device whose steps evenstride cannot time."""
     if device.type == "meta":
         raise ConfigError(
-            "watch() got a model whose parameters are on the meta device, so its device is not "
-            "known yet; call watch() after to_empty() and the initialisation of the weights"
+            "watch() got a model whose parameters are on the meta device, so its device is "
+            "unknown; call watch() after to_empty() and the initialisation of the weights"
         )
     if device.type not in ("cpu", "cuda"):
         raise ConfigError(
-            f"watch() got a model on {device.type!r}; evenstride can time steps on CPU and CUDA "
-            "(ROCm included) only. Use one of these devices on every rank"
+            f"watch() got a model on {device.type!r}, but evenstride can time steps on CPU and "
+            "CUDA (ROCm included) only; use one of these devices on every rank"
         )
 
 
 def check_backends(kinds: Sequence[str], backend_config: str) -> None:
-    """Refuse a process group in which ranks would wait for each other in different libraries.
+    """Refuse a process group in which ranks would wait for each other in different backends.
 
-    ``backend_config`` is as of ``torch.distributed.get_backend_config(group)``:
-    ``cpu:gloo,cuda:nccl``, or one name for all kinds that it serves.
+    ``backend_config`` is the result of ``torch.distributed.get_backend_config(group)``:
+    ``cpu:gloo,cuda:nccl``, or one name for all device types that it serves.
     """
     served = _served(backend_config)
     for rank, kind in enumerate(kinds):
@@ -220,27 +219,27 @@ def check_backends(kinds: Sequence[str], backend_config: str) -> None:
                 f"{backend_config!r} serves {' and '.join(served) or 'no device'} only; call "
                 'init_process_group("gloo"), which serves both, or give that rank another device'
             )
-    # Ranks that meet on different backends hang at the first collective.
+    # Ranks on different backends hang at the first collective.
     met = {kind: served[kind] for kind in dict.fromkeys(kinds)}
     if len(set(met.values())) > 1:
         ways = " and ".join(f"{kind} ranks on {backend}" for kind, backend in met.items())
         raise ConfigError(
-            f"the process group's backend {backend_config!r} makes {ways} wait for each other, "
-            'which never ends; call init_process_group("gloo"), so that all ranks meet on gloo, '
-            "or use one kind of device"
+            f"with the process group's backend {backend_config!r}, {ways} wait for each other, "
+            'which never ends; call init_process_group("gloo"), so that all ranks use gloo, or '
+            "use one type of device"
         )
 
 
 def check_chosen(chosen: Sequence[bool | None], backend_config: str) -> None:
-    """Refuse ranks of which only some use their GPU where that decides whom they wait for."""
+    """Refuse ranks of which only some use their GPU, if that decides the backend they wait in."""
     cpu, cuda = (backend_of(kind, backend_config) for kind in ("cpu", "cuda"))
     if True in chosen and False in chosen and cpu and cuda and cpu != cuda:
         raise ConfigError(
-            f"rank {chosen.index(True)} uses its GPU and rank {chosen.index(False)} does not use "
-            f"its own yet, and the process group's backend {backend_config!r} makes CPU and CUDA "
-            "ranks wait in different libraries, which never ends. Ranks that compute on a GPU "
-            "must call torch.cuda.set_device(local_rank) before Stride(); if some compute on the "
-            'CPU, call init_process_group("gloo")'
+            f"rank {chosen.index(True)} uses its GPU, but rank {chosen.index(False)} does not use "
+            f"its own yet. With the process group's backend {backend_config!r}, CPU and CUDA ranks "
+            "would wait in different backends, which never ends. Ranks that compute on a GPU must "
+            "call torch.cuda.set_device(local_rank) before Stride(). If some compute on the CPU, "
+            'call init_process_group("gloo")'
         )
 
 
@@ -252,23 +251,23 @@ def has_chosen_cuda(group: dist.ProcessGroup | None) -> bool:
 
 
 def backend_of(kind: str, backend_config: str) -> str:
-    """Return the backend on which ranks of a kind of device meet; empty if there is none."""
+    """Return the backend for ranks on a device type; empty without one."""
     return _served(backend_config).get(kind, "")
 
 
 def likely_device(group: dist.ProcessGroup | None = None) -> torch.device:
-    """Return the device that this rank is likely to compute on, before it has a model."""
+    """Return the device on which this rank probably computes, before it has a model."""
     bound = getattr(group, "bound_device_id", None)
     if isinstance(bound, torch.device):
         return bound
     if not torch.cuda.is_available():
         return torch.device("cpu")
-    # To ask for the current device would start CUDA, also on a rank that computes on its CPU.
+    # Asking for the current device would start CUDA, even on a rank that computes on its CPU.
     started = bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
     current = torch.cuda.current_device() if started else 0
     local = os.environ.get("LOCAL_RANK", "")
-    # A rank that has not called set_device has device 0, like all others of its host; its local
-    # rank tells them apart.
+    # A rank that has not called set_device has device 0, like all others of its host; the local
+    # rank distinguishes them.
     if current == 0 and local.isdecimal() and int(local) < torch.cuda.device_count():
         current = int(local)
     return torch.device("cuda", current)
@@ -279,14 +278,14 @@ def own_device() -> torch.device:
     if not torch.cuda.is_available():
         return torch.device("cpu")
     local = dist.get_node_local_rank(fallback_rank=0) if dist.is_available() else 0
-    # The local rank counts the devices that the process sees, and there may be more ranks.
+    # The local rank may exceed the number of devices that the process sees.
     device = torch.device("cuda", local % torch.cuda.device_count())
     torch.cuda.set_device(device)
     return device
 
 
 def read_device(device: torch.device) -> RankDevice:
-    """Return the facts about a device of this process. Takes a moment where CUDA starts first."""
+    """Return the facts about a device of this process. Takes a moment if CUDA starts first."""
     common = (torch.__version__, torch.version.cuda)
     if device.type != "cuda":
         compiler = any(map(shutil.which, ("g++", "clang++")))
@@ -319,7 +318,7 @@ def _remedy(capability: Capability, version: str) -> str:
     release, tag = wheel
     there = "there" if _release(release) == _release(version) else "on every rank"
     return (
-        f"install {there} the wheel that has it, pip install 'torch=={release}.*' --index-url "
+        f"install {there} the wheel that has it: pip install 'torch=={release}.*' --index-url "
         f"https://download.pytorch.org/whl/{tag}"
     )
 
@@ -338,14 +337,14 @@ def _named(device: RankDevice) -> str:
 
 
 def _computes_bf16(device: RankDevice) -> bool:
-    """Return whether bfloat16 may be asked of it: processors may emulate it, cards may not."""
+    """Return whether a device may use bfloat16: processors may emulate it, cards may not."""
     return device.bf16 == "native" or (device.kind == "cpu" and device.bf16 == "emulated")
 
 
 def _why_no_bf16(device: RankDevice) -> str:
     if device.kind == "cpu" or device.bf16 == "no":
-        return "has none"
-    return "only emulates it (it comes with compute capability 8.0)"
+        return "has no bfloat16"
+    return "only emulates it (native bfloat16 needs compute capability 8.0)"
 
 
 def _why_no_compile(device: RankDevice) -> str:
@@ -353,7 +352,7 @@ def _why_no_compile(device: RankDevice) -> str:
         return "Triton needs compute capability 7.0"
     if device.kind == "cuda":
         return "Triton or a C compiler is missing"
-    return "there is no C++ compiler"
+    return "no C++ compiler is installed"
 
 
 def _served(backend_config: str) -> dict[str, str]:
@@ -362,22 +361,22 @@ def _served(backend_config: str) -> dict[str, str]:
         kind, colon, backend = part.partition(":")
         if colon:
             served[kind] = backend
-        else:  # a bare name stands for all that it serves
+        else:  # a bare name stands for all device types that it serves
             served |= dict.fromkeys(("cuda",) if part == "nccl" else ("cpu", "cuda"), part)
     return {k: v for k, v in served.items() if v not in ("", "none", "undefined")}
 
 
 def _processor() -> str:
     try:
-        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as told:  # noqa: PTH123
-            names = (line.partition(":")[2] for line in told if line.startswith("model name"))
+        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as lines:  # noqa: PTH123
+            names = (line.partition(":")[2] for line in lines if line.startswith("model name"))
             return next(names, "").strip() or "cpu"
-    except OSError:  # no Linux
+    except OSError:  # not Linux
         return "cpu"
 
 
 def _bf16_of_processor() -> Bf16:
-    """Return whether the processor has instructions for bfloat16; torch emulates it if not."""
+    """Return whether the processor has instructions for bfloat16; otherwise torch emulates it."""
     tell = getattr(torch.cpu, "get_capabilities", None)
     if tell is not None:
         found = tell()

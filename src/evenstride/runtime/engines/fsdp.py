@@ -1,24 +1,24 @@
-"""What is special about FSDP2 (`fully_shard`): its waits, its islands, and what it cannot do.
+"""What is specific to FSDP2 (`fully_shard`): its waits, its shard groups, and what it cannot do.
 
 DDP waits for other ranks once, after the backward pass. FSDP2 waits in every layer: it gathers the
 parameters before forward and again before backward, and scatters the gradients after backward. By
 the clock every rank then computes for as long as the slowest. `subtract_collectives` counts these
-waits as waits. Where the host blocks, with Gloo on CPU (torch 2.13):
+waits as waiting time. With Gloo on CPU (torch 2.13) the host blocks in these calls:
 
-- all-gather and reduce-scatter: inside the call, because FSDP asks for them synchronously. Both
-  are objects that FSDP lets one replace (`set_custom_all_gather`, `set_custom_reduce_scatter`);
-- an all-gather started by ``unshard(async_op=True)``: in ``wait()`` of the work it returned;
-- HSDP's all-reduce between the islands: inside a call that cannot be replaced. But it stands
-  between the reduce-scatter, which is ours, and the all-reduce hook, which is run after it.
+- All-gather and reduce-scatter block inside the call, because FSDP calls them synchronously. Both
+  are objects that FSDP allows to replace (`set_custom_all_gather`, `set_custom_reduce_scatter`).
+- An all-gather started by ``unshard(async_op=True)`` blocks in ``wait()`` of the returned work.
+- HSDP's all-reduce between the shard groups blocks inside a call that cannot be replaced. But it
+  runs between the reduce-scatter, which is ours, and the all-reduce hook, which runs after it.
 
 On CUDA the host blocks in none of these. There the compute stream waits: in ``wait_for_unshard``,
 before a reduce-scatter whose input buffer is still in use, and at the end of the backward pass. The
 timer's marks are events on the current stream, which inside a collective is the collective's own.
-So a version for CUDA has to mark these three waits, on the compute stream.
+So a version for CUDA has to mark these three waits on the compute stream.
 
 Models are refused whose work on one sample is divided over several ranks (tensor, context, expert
-and pipeline parallelism). Such ranks need the same samples, and each rank of a `Stride` has samples
-of its own, in numbers that move.
+and pipeline parallelism). Such ranks need the same samples, but each rank of a `Stride` has samples
+of its own, in numbers that change.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ _AllReduceHook = Callable[[Tensor], None]
 
 
 def subtract_collectives(model: nn.Module, clock: RankClock) -> None:
-    """Count the time that FSDP2's collectives block the host as waiting, not as work.
+    """Count the time in which FSDP2's collectives block the host as waiting, not as work.
 
     Call it after `fully_shard`, and after any `set_custom_all_gather`, `set_custom_reduce_scatter`
-    or `set_all_reduce_hook` of the user's, which stay in use. A second call replaces the clock of
+    or `set_all_reduce_hook` of the user, which stay in use. A second call replaces the clock of
     the first. Changes no result, and costs about 1 us per collective.
     """
     for part in fsdp_parts(model):
@@ -56,29 +56,28 @@ def subtract_collectives(model: nn.Module, clock: RankClock) -> None:
 
 
 def uncounted(model: nn.Module) -> str:
-    """Return why the waits of FSDP2's collectives cannot be told from work; empty if they can."""
+    """Return why waits of FSDP2's collectives cannot be separated from work; empty if they can."""
     groups = (group for part in fsdp_parts(model) for group in parameter_groups(part))
     reasons = map(why_uncounted, groups)
     return next(filter(None, reasons), "")
 
 
 def why_uncounted(group: Any) -> str:
-    """Return why the waits of a parameter group cannot be told from work; empty if they can."""
+    """Return why waits of a parameter group cannot be separated from work; empty if they can."""
     if group.device.type != "cpu":
         return (
-            "FSDP2 on CUDA waits for other ranks inside every layer, and evenstride cannot tell "
-            "these waits from work yet"
+            "FSDP2 on CUDA waits for other ranks inside every layer, and evenstride cannot yet "
+            "separate these waits from work"
         )
     if not hasattr(group, "_reduce_scatter_comm"):
-        return "FSDP2 before torch 2.8 does not let evenstride tell its waits from work"
+        return "FSDP2 before torch 2.8 does not let evenstride separate its waits from work"
     return ""
 
 
 def _mark(group: Any, clock: RankClock) -> None:
-    """Put marks around the collectives of one parameter group."""
     spans_islands = hasattr(group.mesh_info, "replicate_process_group")
-    # `FSDPModule` has setters for these fields, but they cannot tell what they held, and refuse
-    # modules with several parameter groups.
+    # `FSDPModule` has setters for these fields, but they cannot return the old values, and they
+    # refuse modules with several parameter groups.
     group._all_gather_comm = _MarkedGather(_unmarked(group._all_gather_comm), clock)
     group._reduce_scatter_comm = _MarkedScatter(
         _unmarked(group._reduce_scatter_comm), clock, reduces_after=spans_islands
@@ -93,8 +92,6 @@ def _unmarked(part: Any) -> Any:
 
 
 class _MarkedGather:
-    """An all-gather that marks its wait, wherever that is."""
-
     def __init__(self, inner: Any, clock: RankClock) -> None:
         self.inner, self._clock = inner, clock
 
@@ -109,7 +106,7 @@ class _MarkedGather:
 
 
 class _MarkedWork(dist.Work):
-    """A collective under way, whose wait is marked. FSDP does nothing with it but wait."""
+    """A running collective whose wait is marked. FSDP only ever waits for it."""
 
     def __init__(self, inner: dist.Work, clock: RankClock) -> None:
         super().__init__()
@@ -121,15 +118,13 @@ class _MarkedWork(dist.Work):
 
 
 class _MarkedScatter:
-    """A reduce-scatter that marks its wait, and where an all-reduce after it begins."""
-
     def __init__(self, inner: Any, clock: RankClock, *, reduces_after: bool) -> None:
         self.inner, self._clock, self._reduces_after = inner, clock, reduces_after
 
     def allocate(self, *args: Any, **options: Any) -> Tensor:
         buffer: Tensor = self.inner.allocate(*args, **options)
         if self._reduces_after:
-            self._clock.timer.wait_began()  # on an island of one rank nothing is scattered
+            self._clock.timer.wait_began()  # in a shard group of one rank nothing is scattered
         return buffer
 
     def __call__(self, *args: Any, **options: Any) -> dist.Work | None:
@@ -156,15 +151,15 @@ class _MarkedHook:
 
 @contextlib.contextmanager
 def held_back(model: nn.Module, *, last: bool) -> Iterator[None]:
-    """Hold back the synchronisation of a micro-batch unless it is the step's last.
+    """Postpone the synchronisation of a micro-batch unless it is the step's last.
 
-    Put the forward and backward pass of every micro-batch inside, the last one's as well.
-    Parameters are gathered once per step and kept until the last backward pass: gathering anew for
-    each micro-batch would hang unless every rank had as many. So a rank needs memory for all
+    Put the forward and backward pass of every micro-batch inside, including the last one's.
+    Parameters are gathered once per step and kept until the last backward pass. Gathering them for
+    each micro-batch would hang unless all ranks had equally many. So a rank needs memory for all
     gathered parameters, and the model has ``reshard_after_forward=False`` from then on.
 
-    Accumulation in the manner of ZeRO-1 as of pytorch/pytorch#124319, for forward passes in unequal
-    number.
+    Accumulation in the manner of ZeRO-1 as of pytorch/pytorch#124319, for unequal numbers of
+    forward passes.
     """
     parts = fsdp_parts(model)
     for part in parts:
@@ -183,7 +178,7 @@ def held_back(model: nn.Module, *, last: bool) -> Iterator[None]:
 def gathered(model: nn.Module) -> Iterator[None]:
     """Keep all parameters gathered inside, so that ranks may run forward unequally often.
 
-    For evaluation: collective at the start, and no backward pass inside.
+    For evaluation: collective at the start, and without a backward pass inside.
     """
     parts = fsdp_parts(model)
     kept = [
@@ -200,21 +195,22 @@ def gathered(model: nn.Module) -> Iterator[None]:
     finally:
         for part, group, mesh in kept:
             state = part._get_fsdp_state()
-            # The first forward pass of all decides that the root is kept gathered.
+            # The first of all forward passes decides that the root is kept gathered.
             root = state._is_root and state._auto_reshard_after_forward
             group.post_forward_mesh_info = None if root else mesh
-            # Else the next backward pass gathers ahead what ran forward here, on this rank alone.
+            # Otherwise the next backward pass would prefetch by this rank's own forward order.
             getattr(group.comm_ctx, "post_forward_order", []).clear()
         for part in parts:
             part.reshard()
 
 
 def island_of(model: nn.Module) -> tuple[int, ...]:
-    """Return the global ranks that hold the shards of one replica, this rank's: its island.
+    """Return this rank's shard group: the global ranks that together hold one copy of parameters.
 
-    These wait for each other in every layer, and for other islands once per layer's gradient. With
-    a mesh of one dimension they are all its ranks; with HSDP the ranks along the dimension that
-    shards; of several groups of parameters the largest. Without FSDP2 this rank alone.
+    They wait for each other in every layer, and for other shard groups once per layer's gradient.
+    With a mesh of one dimension these are all its ranks. With HSDP they are the ranks along the
+    sharding dimension. Of several parameter groups the largest counts. Without FSDP2 it is this
+    rank alone.
     """
     islands = [
         tuple(dist.get_process_group_ranks(group.mesh_info.shard_process_group))
@@ -229,9 +225,9 @@ def island_of(model: nn.Module) -> tuple[int, ...]:
 def check_engine(model: nn.Module, device_kinds: Sequence[str]) -> None:
     """Refuse an engine whose gradient cannot be made exact, or that cannot run on these ranks.
 
-    That is FSDP1, `DataParallel`, DeepSpeed, FSDP2 over devices of several kinds, work on one
-    sample divided over ranks, and a model that averages over other ranks than these, or does not
-    average. ``device_kinds`` are of every rank that trains together, in rank order.
+    These are FSDP1, `DataParallel`, DeepSpeed, FSDP2 over devices of different kinds, and work on
+    one sample divided over ranks. Also refused is a model that averages over other ranks, or not at
+    all. ``device_kinds`` are those of every rank that trains together, in rank order.
     """
     for part in model.modules():
         _refuse_kind(part)
@@ -239,20 +235,21 @@ def check_engine(model: nn.Module, device_kinds: Sequence[str]) -> None:
     parts = fsdp_parts(model)
     if parts and len(kinds) > 1:
         raise ConfigError(
-            f"watch() got an FSDP2 model over ranks of several kinds ({', '.join(kinds)}), but its "
-            "device mesh has one; use DistributedDataParallel over gloo, or ranks of one kind"
+            f"watch() got an FSDP2 model over ranks with different devices ({', '.join(kinds)}), "
+            "but its device mesh has one type; use DistributedDataParallel over gloo, or one type "
+            "of device"
         )
     groups = [group for part in parts for group in parameter_groups(part)]
     engines = [part for part in model.modules() if isinstance(part, DistributedDataParallel)]
     check_meshes(model, groups, engines)
-    # The loss is weighed by the number of ranks that the Stride has.
+    # The loss is weighted by the number of ranks of the Stride.
     for name, ranks in _averaged(model, parts):
         if ranks != len(device_kinds):
             raise ConfigError(
-                f"watch() got a {name} that averages over {ranks:g} ranks, but the Stride weighs "
-                f"for {len(device_kinds)}, so the gradient would be wrong by a factor; give "
+                f"watch() got a {name} that averages over {ranks:g} ranks, but the Stride has "
+                f"{len(device_kinds)} ranks, so the gradient would be wrong by a factor; give "
                 "Stride(process_group=...) the ranks that the model averages over, and leave "
-                "FSDP's gradient_divide_factor as it is"
+                "FSDP's gradient_divide_factor unset"
             )
 
 
@@ -261,12 +258,12 @@ def _refuse_kind(part: nn.Module) -> None:
     if any(kind.__module__.partition(".")[0] == "deepspeed" for kind in type(part).__mro__):
         raise ConfigError(
             f"watch() got DeepSpeed's {name}, which scales and reduces gradients by its own "
-            "rules; use DistributedDataParallel, or fully_shard (FSDP2) in place of ZeRO"
+            "rules; use DistributedDataParallel, or fully_shard (FSDP2) instead of ZeRO"
         )
     if is_of_fsdp(part, "FullyShardedDataParallel"):
         raise ConfigError(
-            f"watch() got a {name} (FSDP1), whose waits cannot be told from its work; FSDP2 can "
-            "be: use torch.distributed.fsdp.fully_shard(model)"
+            f"watch() got a {name} (FSDP1), whose waits cannot be separated from its work; use "
+            "FSDP2: torch.distributed.fsdp.fully_shard(model)"
         )
     if isinstance(part, DataParallel):
         raise ConfigError(
@@ -282,7 +279,7 @@ def _refuse_kind(part: nn.Module) -> None:
 
 
 def _averaged(model: nn.Module, parts: list[Any]) -> Iterator[tuple[str, float]]:
-    """Yield what each engine within the model divides its summed gradients by."""
+    """Yield the divisor that each engine in the model applies to its summed gradients."""
     for part in model.modules():
         if isinstance(part, DistributedDataParallel):
             yield "DistributedDataParallel", part.process_group.size()
@@ -304,10 +301,10 @@ def parameter_groups(part: Any) -> list[Any]:
 
 
 def check_meshes(model: nn.Module, groups: Sequence[Any], engines: Sequence[Any]) -> None:
-    """Refuse a model that is divided along another dimension than that of its data."""
+    """Refuse a model that is divided along another dimension than its data."""
     sharded = [one for group in groups for one in group.fsdp_params]
     ours = {id(one.sharded_param) for one in sharded}
-    divided = {id(one.sharded_param) for one in sharded if one.is_dtensor}  # before FSDP2 did
+    divided = {id(one.sharded_param) for one in sharded if one.is_dtensor}  # before FSDP2
     for name, parameter in model.named_parameters():
         alone = id(parameter) not in ours and hasattr(parameter, "placements")
         if alone or id(parameter) in divided:
@@ -324,10 +321,10 @@ def check_meshes(model: nn.Module, groups: Sequence[Any], engines: Sequence[Any]
 
 
 def tell_of_the_rest(ranks: int, of: int) -> None:
-    """Warn that a `Stride` moves the shares of some ranks of the job, whatever the others do."""
+    """Warn that a `Stride` changes the shares of only some ranks of the job."""
     if ranks < of:
         logger.warning(
-            "this Stride moves the shares of %d of %d ranks. That is right if the others train "
+            "this Stride changes the shares of %d of %d ranks. That is right if the others train "
             "something else. If they compute parts of the same samples (tensor, context or "
             'pipeline parallelism), their batches would differ from these: set policy="uniform"',
             ranks,
@@ -339,13 +336,12 @@ def _refused(what: str) -> ConfigError:
     return ConfigError(
         f"watch() got a model that divides the work on one sample over several ranks: {what}. "
         "Tensor, context, expert and pipeline parallelism need the same samples on these ranks, "
-        "and evenstride gives each rank samples of its own; use DistributedDataParallel, "
+        "but evenstride gives each rank samples of its own; use DistributedDataParallel, "
         "fully_shard or HSDP alone"
     )
 
 
 def _meshes(groups: Sequence[Any], engines: Sequence[Any]) -> Iterator[Any]:
-    """Yield the meshes that gradients are averaged over."""
     for group in groups:
         yield group.mesh_info.mesh
     for engine in engines:
@@ -361,7 +357,7 @@ def _others(mesh: Any) -> list[str]:
     sizes = {name: root.size(place) for place, name in enumerate(names)}
     if mesh.size() < root.size():
         found = [name for name in names if name not in mine]
-    else:  # flattened, maybe: then only a name can tell
+    else:  # maybe a flattened mesh, which only a name can show
         found = [name for name in names if name in _PARTS and name not in mine]
     return [f"{name}={sizes[name]}" for name in found if sizes[name] > 1]
 

@@ -1,4 +1,4 @@
-"""What the ranks show each other of the model they watch, and what cannot be on such ranks."""
+"""What the ranks compare about a watched model, and errors for what these ranks cannot do."""
 
 from __future__ import annotations
 
@@ -39,17 +39,17 @@ def meet(
     agree: Agree,
     connections: int | None = None,
 ) -> Plain:
-    """Return what holds for the model on all ranks; collective, and refused alike on all of them.
+    """Return what all ranks agree on about a model; collective, with the same error on all ranks.
 
-    ``asked`` has the settings of `Stride.watch`, ``connections`` the hardware queues of this rank's
-    device if the environment limits them. The answer has ``kinds`` (of device, in rank order) and
-    ``not_measured`` (why steps cannot be measured; empty if they can).
+    ``asked`` has the arguments of `Stride.watch`. ``connections`` is the number of hardware queues
+    of this rank's device if the environment limits them. The result has ``kinds`` (of device, in
+    rank order) and ``not_measured`` (why steps cannot be measured; empty if they can).
     """
 
     def show() -> Plain:
         if not isinstance(model, nn.Module):
             raise ConfigError(
-                f"watch() got a {type(model).__name__}; it must be the model that is trained, a "
+                f"watch() got a {type(model).__name__}; it takes the model that is trained, a "
                 "torch.nn.Module such as DistributedDataParallel(net)"
             )
         _check_drift(model, asked["drift_check"])
@@ -84,14 +84,14 @@ def meet(
 def why_not_measured(
     model: nn.Module, group: dist.ProcessGroup | None, connections: int | None
 ) -> str:
-    """Return why this rank's work cannot be told from its waits; empty if it can."""
-    if group is None:  # nobody to wait for
+    """Return why this rank's work cannot be separated from its waits; empty if it can."""
+    if group is None:  # no other ranks to wait for
         return ""
     nccl = backend_of("cuda", dist.get_backend_config(group)) == "nccl"
     if connections == 1 and nccl and device_of(model).type == "cuda":
         return (
             "CUDA_DEVICE_MAX_CONNECTIONS=1 makes kernels queue behind NCCL's waits for other "
-            "ranks, so these waits count as work; leave the variable unset to have steps measured"
+            "ranks, so these waits count as work; unset the variable to measure steps"
         )
     return uncounted(model)
 
@@ -108,8 +108,8 @@ def _check_drift(model: nn.Module, drift_check: int | None) -> None:
     check_whole("drift_check", drift_check, least=0)
     if drift_check and is_sharded(model):
         raise ConfigError(
-            f"drift_check={drift_check} compares weights of which every rank has a copy, and the "
-            "ranks of a sharded model have parts; leave it out"
+            f"drift_check={drift_check} compares weights of which every rank has a copy, but the "
+            "ranks of a sharded model have different parts; leave it out"
         )
 
 
@@ -126,9 +126,9 @@ def _device(plain: Plain) -> RankDevice:
 
 
 def _by_inductor(model: nn.Module) -> bool:
-    """Return whether a model is compiled by what needs a compiler on its machine.
+    """Return whether a model is compiled by Inductor, which needs a compiler on its machine.
 
-    Other backends of torch.compile do not, and which one it is, torch tells nowhere in public.
+    Other backends of torch.compile need none. Torch has no public way to read the backend.
     """
     if engine_of(model) is model:
         return False

@@ -1,4 +1,4 @@
-"""The models that a rank trains, and what they are: which engine, sharded, compiled."""
+"""The models that a rank trains, and their kind: engine, sharding, compilation."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 class WatchedModels:
-    """The models that `Stride.watch` was given, with all their parameters."""
+    """The models that were given to `Stride.watch`, with all their parameters."""
 
     def __init__(self) -> None:
         self.models: list[nn.Module] = []
@@ -32,7 +32,7 @@ class WatchedModels:
         self.compiled = self.compiled or compiled(model)
 
     def recorded(self) -> None:
-        """Note that a step has been synchronised, and with it every graph recorded."""
+        """Note that a step was synchronised, so that every graph is recorded."""
         self.unrecorded = False
 
     @property
@@ -49,17 +49,17 @@ class WatchedModels:
 
 
 def engine_of(model: nn.Module) -> nn.Module:
-    """Return the model itself, out of torch.compile's wrapper."""
+    """Return the model itself, without torch.compile's wrapper."""
     engine = getattr(model, "_orig_mod", model)
     assert isinstance(engine, nn.Module), "torch.compile wraps modules"
     return engine
 
 
 def is_sharded(model: nn.Module) -> bool:
-    """Return whether FSDP2 is somewhere in a model."""
+    """Return whether any part of a model uses FSDP2."""
     if is_of_fsdp(model, "FSDPModule"):
         return True
-    # Quick for what is wrapped in DDP.
+    # A short cut for models in DDP.
     return not hasattr(model, "no_sync") and bool(fsdp_parts(model))
 
 
@@ -69,16 +69,17 @@ def fsdp_parts(model: nn.Module) -> list[Any]:
 
 
 def is_of_fsdp(part: nn.Module, name: str) -> bool:
-    """Return whether a module is of a class of FSDP's, by its name.
+    """Return whether a module has a class of FSDP, given its name.
 
-    Without importing FSDP, which takes half as long as torch: who made the module has imported it.
+    Does not import FSDP, which takes half as long as torch; such a module exists only after the
+    import.
     """
     fsdp = sys.modules.get("torch.distributed.fsdp")
     return fsdp is not None and isinstance(part, getattr(fsdp, name))
 
 
 def compiled(model: nn.Module) -> bool:
-    """Return whether a model, or a part of it, is compiled by `torch.compile`."""
+    """Return whether `torch.compile` compiles a model or a part of it."""
     return any(
         hasattr(part, "_orig_mod") or getattr(part, "_compiled_call_impl", None) is not None
         for part in model.modules()
@@ -86,7 +87,7 @@ def compiled(model: nn.Module) -> bool:
 
 
 def static_graph(model: nn.Module) -> bool:
-    """Return whether DDP records the model's graph in its first step, to rely on it later."""
+    """Return whether DDP records the model's graph in its first step and relies on it later."""
     engine = engine_of(model)
     return isinstance(engine, DistributedDataParallel) and bool(engine.static_graph)
 
@@ -95,7 +96,7 @@ def averages(model: nn.Module) -> bool:
     """Return whether something in a model, or held by it, averages gradients over ranks.
 
     DDP and FSDP2 do, also deep inside other libraries' and ``torch.compile``'s wrappers, and in a
-    plain attribute of a wrapper. So does whatever has a ``no_sync`` of its own.
+    plain attribute of a wrapper. Any module with a ``no_sync`` method does, too.
     """
     parts = list(model.modules())
     held = (inner for part in parts for one in _held(part) for inner in one.modules())
@@ -107,7 +108,6 @@ def _is_engine(part: object) -> bool:
 
 
 def _held(part: nn.Module) -> Iterator[nn.Module]:
-    """Yield modules that a module holds without being their parent."""
     for name, value in list(vars(part).items()):
         if name == "_modules":
             continue
@@ -120,7 +120,7 @@ def _held(part: nn.Module) -> Iterator[nn.Module]:
 def engine_exists() -> bool:
     """Return whether this process has any module that averages gradients over ranks.
 
-    Looks through all objects, which takes tens of milliseconds.
+    Reads all objects, which takes tens of milliseconds.
     """
     if _engine_among(gc.get_objects()):
         return True
@@ -134,15 +134,15 @@ def engine_exists() -> bool:
 
 
 def _engine_among(objects: list[Any]) -> bool:
-    # By type, because some objects answer isinstance() and hasattr() with code of their own.
+    # By type, because some objects run code of their own in isinstance() and hasattr().
     kinds = set(map(type, objects))
     return any(issubclass(kind, nn.Module) and _is_engine(kind) for kind in kinds)
 
 
 def bypassed(model: nn.Module) -> bool:
-    """Return whether a DDP's module has gradients although the DDP itself seems never to have run.
+    """Return whether a DDP's module has gradients although the DDP itself seems not to have run.
 
-    ``torch.compile`` hides that it has; `gradient_digest` tells.
+    ``torch.compile`` hides that it ran; `gradient_digest` then decides.
     """
     engine = engine_of(model)
     if not isinstance(engine, DistributedDataParallel):

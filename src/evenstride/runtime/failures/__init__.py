@@ -1,4 +1,4 @@
-"""Notice that a rank is gone, name it, and end or go on without it.
+"""Detect the loss of a rank, report it, and end the run or continue without that rank.
 
-Start with `peer_link`, which tells the others; `heartbeat` notices.
+Start with `peer_link`, which reports a loss to the other ranks. `heartbeat` detects it.
 """

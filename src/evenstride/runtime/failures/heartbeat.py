@@ -1,17 +1,17 @@
-"""Know when another rank is gone, and name it before this process ends, too.
+"""Detect the loss of another rank, and name that rank before this process ends as well.
 
-A rank that dies closes its connections, so the survivors' collective fails within moments with
-a message that names nobody; a rank that hangs lets them wait for the group's whole timeout.
-Three sources tell who it was:
+If a rank dies, its connections close. The collective of the other ranks soon fails with an error
+that names no rank. If a rank hangs, the others wait for the whole timeout of the process group.
+Three sources identify the lost rank:
 
-* on the same machine the kernel reports the end of a process at once;
-* every rank's heartbeat in the store says each second what its training thread is doing;
-* the last heartbeat of a program that ends says so, with the error it ended with, if any.
+* On the same machine, the kernel reports the end of a process at once.
+* Each rank writes a heartbeat to the store every second. It says what the training thread does.
+* The last heartbeat of a program says that the program ends, and with which error, if any.
 
-Whoever finds out first tells all others through the store.
+The rank that detects the loss first reports it to the others through the store.
 
-A rank watches the heart of the next rank only, in a ring, so that a second of waiting costs the
-store one request per rank. If that heart has stopped, the rank goes on to the one after it.
+Each rank watches the heartbeat of the next rank only, in a ring, so waiting costs the store one
+request per rank and second. If that heartbeat stops, the rank watches the one after it.
 """
 
 from __future__ import annotations
@@ -33,25 +33,24 @@ from evenstride.runtime.store.store_channel import Channel
 
 logger = logging.getLogger("evenstride")
 
-# Of an error's text that the other ranks are told; ours end with what to change.
+# Characters of an error that the other ranks receive: our errors end with what to change.
 _MOST_TEXT = 700
 
 BEAT_S = 1.0
-# A heart that has not beaten for so long has stopped.
+# A rank without a heartbeat for this time is lost.
 SILENT_S = 3.5
-# So has one that has not for so long while this rank's own has beaten twice: then it is not this
-# machine that is held up. Launchers wait for the end of the processes that look for it.
+# This shorter time suffices if this rank itself beat twice meanwhile: its own machine is then not
+# slow. It is short because launchers wait for the processes that diagnose a loss.
 MISSED_S = 2.25
-# How long a step may wait for another rank before a warning names that rank.
+# A step that waits for another rank for this time logs a warning that names the rank.
 WARN_AFTER_S = 30.0
-# How long a step waits before the hearts of the others are watched.
+# A step that waits for this time starts to watch the heartbeats of other ranks.
 WATCH_AFTER_S = 3.0
-# What a rank may be doing that waits for others, and that nothing can interrupt: sharded models
-# wait in their passes, too. Where all agree on the next epoch's batch, or take a mean, a rank can
-# be told of a loss.
+# Phases in which a rank may wait for others in a call that cannot be interrupted. "compute" is one
+# because sharded models communicate in forward and backward passes. The other waits can be ended.
 STUCK_PHASES = ("sync", "compute")
 _WAITING_PHASES = (*STUCK_PHASES, "decision", "turn", "agreement")
-# Phases in which a long wait is worth a warning. A rank that computes may be at work, or wait in a
+# Phases in which a long wait is worth a warning. A rank in "compute" may be busy or may wait in a
 # collective of its model, so it names only ranks that left the loop.
 _WARNED_PHASES = ("sync", "decision", "turn", "compute")
 _WORDS = {
@@ -59,15 +58,16 @@ _WORDS = {
     "decision": "waiting for the shares of step {}",
     "left": "it left the training loop in step {}; all ranks must leave it after the same step",
 }
-# How long before the process group's timeout a rank names those that it waits for once more: NCCL
-# ends the process at that moment, and nothing of ours runs any more.
+# The second warning comes this long before the timeout of the process group: at the timeout, NCCL
+# ends the process, and no code of ours runs any more.
 _BEFORE_TIMEOUT_S = 10.0
 # The phase of a rank whose program has ended.
 ENDED = "ended"
-# How often a rank whose collective failed reads all heartbeats, and for how many ranks.
+# A rank whose collective failed reads all heartbeats at this interval, and less often with more
+# ranks than this.
 _NAP_S, _NAP_RANKS = 0.1, 32
 
-# Signs in an error's text that a collective, and not the user's own code, has failed.
+# Text in an error which shows that a collective failed, and not the user's own code.
 _OF_COLLECTIVES = ("gloo", "nccl", "connection", "socket", "timed out", "timeout", "peer")
 
 
@@ -75,14 +75,14 @@ _OF_COLLECTIVES = ("gloo", "nccl", "connection", "socket", "timed out", "timeout
 class Beat:
     """One rank's heartbeat."""
 
-    count: int  # of its beats so far
-    phase: str  # what its training thread is doing; `ENDED` once its program has ended
-    step: int  # in which step
-    error: str | None = None  # that its program ended with, if it did
+    count: int  # number of heartbeats so far
+    phase: str  # of its training thread; `ENDED` once its program has ended
+    step: int  # in which the thread is
+    error: str | None = None  # error that ended its program, if any
 
     @property
     def where(self) -> str:
-        """What the rank was doing, in words."""
+        """The rank's phase and step, as text."""
         if self.phase == ENDED:
             return "its program ended early"
         if self.step < 0:
@@ -91,7 +91,7 @@ class Beat:
 
     @property
     def steps(self) -> float:
-        """Steps that the rank has finished or begun to synchronise, as far as is known."""
+        """Steps that the rank is known to have finished or begun to synchronise."""
         if self.phase == ENDED:
             return math.inf
         return self.step + (self.phase in ("sync", "between"))
@@ -101,14 +101,14 @@ class Heartbeats:
     """The heartbeat thread of one rank.
 
     Args:
-        channel: to the other ranks.
-        peers: all ranks' processes, in rank order.
-        at: what the training thread is doing, and in which step.
-        lost: called at most once, on this thread, with the rank that is gone and a sentence.
-        silent_s: a rank is gone when its heart has not beaten for so long while a step waits;
-            ``None`` to wait for ever, where nobody would start the ranks again.
-        ring: whether to watch the next rank only, as all ranks wait for one that is gone. Where
-            they do not, each rank must watch all others.
+        channel: Connection to the other ranks.
+        peers: Processes of all ranks, in rank order.
+        at: Returns the phase and the step of the training thread.
+        lost: Called on this thread with a lost rank and a sentence on how the loss was detected.
+        silent_s: Time without a heartbeat, while a step waits, after which a rank is lost.
+            ``None`` waits for ever, for runs without a launcher that restarts the ranks.
+        ring: Whether to watch the next rank only. This suffices where all ranks wait for a lost
+            one; elsewhere each rank must watch all others.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class Heartbeats:
         self._channel, self._at, self._lost = channel, at, lost
         self._silent_s = silent_s
         ranks = [peer.rank for peer in peers]
-        self._begun, self._ranks = False, ranks  # whether every rank's heart has beaten once
+        self._begun, self._ranks = False, ranks  # whether every rank has sent a heartbeat
         mine = channel.rank
         self._others = [*(r for r in ranks if r > mine), *(r for r in ranks if r < mine)]
         self._watched = 1 if ring else len(ranks)
@@ -132,7 +132,7 @@ class Heartbeats:
         self._count, self._cpu_s = 0, 0.0
         self._closing, self._beating = False, threading.Lock()
         self._waiting_since: tuple[tuple[str, int], float] = (("idle", -1), time.monotonic())
-        self._warned = 0  # how often of the present wait
+        self._warned = 0  # warnings of the present wait
         # Wakes the thread from its poll when it has to end.
         self._wake_r, self._wake_w = os.pipe()
         self._fds = {
@@ -150,10 +150,10 @@ class Heartbeats:
         return self._cpu_s
 
     def close(self, step: int, error: str | None) -> None:
-        """Say that this program ends, in which step and by which error; may be called again."""
+        """Send the last heartbeat, with the step and the error, and stop. Idempotent."""
         if self._closing:
             return
-        # Under the lock, so that no beat of the thread comes after the last one and hides it.
+        # The lock keeps the thread from overwriting the last heartbeat with a later one.
         with self._beating:
             self._closing = True
         try:
@@ -162,19 +162,19 @@ class Heartbeats:
             logger.debug("the store was gone before the last heartbeat", exc_info=True)
         os.write(self._wake_w, b"x")
         self._thread.join(2 * BEAT_S)
-        if self._thread.is_alive():  # held up by the store; the process is ending anyway
+        if self._thread.is_alive():  # blocked by the store; the process is ending anyway
             return
         for fd in (*self._fds, self._wake_r, self._wake_w):
             os.close(fd)
 
     def beats(self, ranks: Sequence[int] | None = None) -> dict[int, Beat]:
-        """Return the latest heartbeat of every rank, or of some.
+        """Return the latest heartbeats of the given ranks, of all ranks by default.
 
         Cost:
-            one request to the store, once all hearts have begun to beat.
+            One request to the store, once every rank has sent a heartbeat.
         """
         ranks = self._ranks if ranks is None else ranks
-        if not self._begun:  # reading a key that is not there would wait for it
+        if not self._begun:  # reading a missing key would wait for it
             self._begun = self._channel.has([f"beat/{rank}" for rank in self._ranks])
         if not self._begun:
             ranks = [rank for rank in ranks if self._channel.has([f"beat/{rank}"])]
@@ -182,11 +182,11 @@ class Heartbeats:
         return {rank: Beat(*json.loads(text)) for rank, text in zip(ranks, texts, strict=True)}
 
     def look(self) -> None:
-        """Beat, and see whether a step waits for a rank that is gone; called once per second."""
+        """Send a heartbeat, and check whether a step waits for a lost rank. Runs every second."""
         self._beat()
         at, now_s = self._at(), time.monotonic()
         if at != self._waiting_since[0]:
-            # Silence is counted within one wait: while steps go on, nobody is missed.
+            # Silence counts within one wait only: while steps proceed, no rank is missing.
             self._waiting_since, self._warned = (at, now_s), 0
             self._heard.clear()
             return
@@ -208,7 +208,7 @@ class Heartbeats:
                     self._ended(self._fds[fd])
                 self.look()
                 self._cpu_s = time.thread_time()
-        except RuntimeError:  # the store is gone: the control thread tells about that
+        except RuntimeError:  # the store is gone; the control thread reports that
             logger.debug("the liveness thread lost the store", exc_info=True)
 
     def _beat(self) -> None:
@@ -223,15 +223,15 @@ class Heartbeats:
     def _ended(self, peer: Peer) -> None:
         if self._closing:
             return
-        last = self.beats([peer.rank]).get(peer.rank)  # the launcher ends us within moments
-        # A program that ends in order says so before its process is gone, and is not lost.
+        # A program that ends normally sends its last heartbeat before its process ends.
+        last = self.beats([peer.rank]).get(peer.rank)
         if last is None or last.phase != ENDED:
             self._lost(peer.rank, f"its process {peer.pid} on {peer.host} ended")
         elif last.error:
             self._lost(peer.rank, f"it ended with {last.error}")
 
     def _warn(self, at: tuple[str, int], waited_s: float) -> None:
-        """Name those that a step waits for, after a while and once more before all is over."""
+        """Log the ranks that a step waits for: after a while, and again before the timeout."""
         timeout_s = self._channel.timeout.total_seconds()
         first_s = min(WARN_AFTER_S, 0.5 * timeout_s)
         due = (waited_s >= first_s) + (waited_s >= max(first_s, timeout_s - _BEFORE_TIMEOUT_S))
@@ -242,15 +242,13 @@ class Heartbeats:
         if at[0] == "compute":
             behind = {r: b for r, b in behind.items() if b.phase == "left"}
         if behind:
-            over = f"; the process group gives up after {timeout_s:.0f} s" if last else ""
-            told = "step %d has waited %.0f s for %s%s"
-            logger.log(
-                logging.ERROR if last else logging.WARNING,
-                *(told, at[1], waited_s, _told(behind), over),
-            )
+            over = f"; the process group times out after {timeout_s:.0f} s" if last else ""
+            level = logging.ERROR if last else logging.WARNING
+            names = _names(behind)
+            logger.log(level, "step %d has waited %.0f s for %s%s", at[1], waited_s, names, over)
 
     def _look_for_silence(self, now_s: float) -> None:
-        """Take a rank for lost whose heart has stopped while a step may wait for it."""
+        """Report a rank as lost if its heartbeat stopped while a step may wait for it."""
         if self._silent_s is None or self._closing:
             return
         for rank, beat in self.beats(self._others[: self._watched]).items():
@@ -258,29 +256,29 @@ class Heartbeats:
             self._heard[rank] = (beat, since_s if beat == known else now_s)
             silent_s = now_s - self._heard[rank][1]
             if silent_s >= self._silent_s:
-                self._others.remove(rank)  # from now on, the next one's heart is watched
+                self._others.remove(rank)  # from now on, watch the next rank
                 self._lost(rank, f"no heartbeat for {silent_s:.0f} s, since {beat.where}")
                 return
 
 
-def _told(beats: dict[int, Beat]) -> str:
+def _names(beats: dict[int, Beat]) -> str:
     return ", ".join(f"rank {r} ({b.where})" for r, b in sorted(beats.items()))
 
 
 def diagnose(
     liveness: Heartbeats, rank: int, step: int, known: Callable[[], bool]
 ) -> tuple[int, str] | None:
-    """Return which rank broke the collective of ``step`` and how that is known, or ``None``.
+    """Return the rank that broke the collective of ``step`` and the evidence, or ``None``.
 
-    Called by a rank whose own collective failed; watches the others for as long as it takes to tell
-    a silent heart from a slow one: `MISSED_S`, or `SILENT_S` where its own heart is slow. ``known``
-    tells that the answer has come from elsewhere, so that watching is pointless.
+    A rank calls this when its own collective failed. It watches the other heartbeats for
+    `MISSED_S`, or for `SILENT_S` if its own heartbeat is slow. It stops early once ``known``
+    returns true, when another rank has reported the loss.
     """
     first, started_s = liveness.beats(), time.monotonic()
     now = first
     while (watched_s := time.monotonic() - started_s) < SILENT_S and not known():
         for other, beat in now.items():
-            # One that ended after a later step had done its part in this one.
+            # A rank that ended in a later step completed this one.
             if other != rank and beat.phase == ENDED and beat.step <= step:
                 return other, f"it ended with {beat.error}" if beat.error else beat.where
         own_beats = now[rank].count - first[rank].count
@@ -298,7 +296,7 @@ def diagnose(
 
 
 def _missed(first: dict[int, Beat], now: dict[int, Beat], rank: int) -> tuple[int, str] | None:
-    """Return another rank whose heart has not beaten in between."""
+    """Return another rank that sent no heartbeat between the two readings."""
     for other, beat in now.items():
         if other != rank and first.get(other) == beat:
             return other, f"no heartbeat since {beat.where}"
@@ -306,15 +304,15 @@ def _missed(first: dict[int, Beat], now: dict[int, Beat], rank: int) -> tuple[in
 
 
 def ending_exception() -> BaseException | None:
-    """Return the uncaught exception this program is ending with, if any."""
+    """Return the uncaught exception that ends this program, if any."""
     error: BaseException | None = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
     return error
 
 
 def ending_error() -> str | None:
-    """Return the uncaught exception this program is ending with, as one line, if any.
+    """Return the uncaught exception that ends this program as one line, if any.
 
-    An interrupt from the keyboard reaches all ranks alike and is not reported.
+    A keyboard interrupt reaches all ranks and is not reported.
     """
     error = ending_exception()
     if error is None or isinstance(error, KeyboardInterrupt):
@@ -324,9 +322,9 @@ def ending_error() -> str | None:
 
 
 def is_of_collectives(error: BaseException | None) -> bool:
-    """Return whether an exception is of the kind that the loss of another rank raises.
+    """Return whether the loss of another rank may have caused an exception.
 
-    With NCCL it may come wherever the program next needs the device, in any phase of a step.
+    With NCCL the exception may come in any phase of a step, at the next use of the device.
     """
     if error is None or isinstance(error, EvenstrideError):
         return isinstance(error, WorkerLost)

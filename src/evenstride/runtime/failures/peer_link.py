@@ -1,4 +1,4 @@
-"""What ties one rank to the others: decisions, heartbeats, and the news of a loss."""
+"""The link of one rank to the others: decisions, heartbeats and reports of a loss."""
 
 from __future__ import annotations
 
@@ -29,31 +29,31 @@ from evenstride.runtime.team import Team
 
 logger = logging.getLogger("evenstride")
 
-# How long a process that knows of a loss stays, so that the others hear of it. All end together
-# then, so that no launcher waits for another one's processes.
+# A process that knows of a loss stays alive for this time, so that the others receive the report.
+# All ranks then end together, and no launcher waits for the processes of another one.
 _LINGER_S = 0.3
-# How long a collective that waits for a lost rank gets to fail by itself.
+# A collective that waits for a lost rank has this time to fail by itself.
 _STUCK_S = 3.0
 _EXIT_CODE = 1
 _GONE = re.compile(r"rank (\d+) is gone")
 
 At = Callable[[], tuple[str, int]]
-"""What the training thread is doing, and in which step."""
+"""Returns the phase and the step of the training thread."""
 
 
 class LossReport:
-    """Names a lost rank once, to the user, to the training thread and to the other ranks.
+    """Reports a lost rank once, to the user, the training thread and the other ranks.
 
     Args:
-        channel: to the other ranks.
-        gate: where the training thread hears of it, unless it waits in a collective.
-        at: what the training thread is doing, and in which step.
-        restarts: whether a launcher starts the ranks again. Then a process whose collective waits
-            for the lost rank ends: nothing in it can interrupt the wait, which would last for the
-            process group's whole timeout.
-        forgive: where the others may go on without a rank: told of each one that is gone, and
-            returns whether they can. Rank 0, which leads, is missed nevertheless, and so is this
-            rank itself: the others have taken it for lost, and train its samples.
+        channel: Connection to the other ranks.
+        gate: Passes the error to the training thread, unless that waits in a collective.
+        at: Returns the phase and the step of the training thread.
+        restarts: Whether a launcher restarts the ranks. If so, a process ends when its collective
+            waits for the lost rank: the wait cannot be interrupted and would last for the whole
+            timeout of the process group.
+        forgive: For runs that may continue without a rank: called with each lost rank, returns
+            whether the others can continue. It is not asked about rank 0, the leader, nor about
+            this rank itself, whose samples the others then train.
     """
 
     def __init__(
@@ -74,17 +74,17 @@ class LossReport:
         return self.text is not None
 
     def found(self, rank: int, how: str, exchange: int) -> None:
-        """Announce that ``rank`` is gone, as this rank has found out in the given exchange."""
+        """Announce a loss that this rank detected in the given exchange."""
         text = f"rank {rank} is gone: {how}"
         if self.heard(text):
             announce_loss(self._channel, exchange, rank, text)
 
     def heard(self, text: str) -> bool:
-        """Another rank has told so; return whether it is news."""
+        """Handle the report of a loss; return whether it is new."""
         with self._lock:
             if text in self._forgiven or self.text is not None:
                 return False
-        # Outside the lock, as it calls the parameter servers and waits for their answers.
+        # Outside the lock, because it calls the parameter servers and waits for their answers.
         forgiven = self._forgives(text)
         with self._lock:
             # Another thread may have reported it while the lock was free.
@@ -95,7 +95,7 @@ class LossReport:
             else:
                 self.text = text
         if forgiven:
-            logger.warning("evenstride: %s; the others can go on, and train its samples", text)
+            logger.warning("evenstride: %s; the other ranks continue and train its samples", text)
             return True
         phase, step = self._at()
         own = f"rank {self._channel.rank} is gone: "
@@ -108,10 +108,10 @@ class LossReport:
                 phase,
             )
         else:
-            text = f"the other ranks take rank {self._channel.rank}, this one, for lost: " + (
+            text = f"the other ranks declared rank {self._channel.rank} (this rank) lost: " + (
                 text.removeprefix(own)
             )
-            if ending_exception() is None:  # else its own error is about to be shown
+            if ending_exception() is None:  # otherwise Python is about to print its own error
                 logger.error("evenstride: %s", text)
         self._gate.fail(WorkerLost(f"{text}, so step {max(step, 0)} cannot be finished"))
         if self._restarts:
@@ -125,24 +125,24 @@ class LossReport:
         return bool(self._forgive(int(gone[1])))
 
     def _watch_out(self, at: tuple[str, int], *, again: bool) -> None:
-        # A daemon, so that a program which ends by itself does not wait for it.
+        # A daemon thread, so that a program that ends by itself does not wait for it.
         timer = threading.Timer(_STUCK_S, self._end_if_stuck, (at,), {"again": again})
         timer.name, timer.daemon = "evenstride-stuck", True
         timer.start()
 
     def _end_if_stuck(self, at: tuple[str, int], *, again: bool) -> None:
-        """End this process if it has not moved; look again if only now its device could tell."""
+        """End this process if it has not moved; if it has, check once more if ``again``."""
         now = self._at()
         if now != at and again:
             self._watch_out(now, again=False)
         if now != at or at[0] not in STUCK_PHASES:
             return
         logger.error(
-            "evenstride: rank %d still waits for it in a collective, which nothing can interrupt; "
-            "this process ends, for its launcher to start it again",
+            "evenstride: rank %d still waits for the lost rank in a collective that cannot be "
+            "interrupted; this process ends so that its launcher can restart it",
             self._channel.rank,
         )
-        # Not sys.exit: this is a timer's thread, and the training thread cannot be interrupted.
+        # sys.exit would end only this timer thread, and the training thread cannot be interrupted.
         logging.shutdown()
         os._exit(_EXIT_CODE)
 
@@ -154,41 +154,41 @@ def look_for_the_lost(
     step: int,
     found: Callable[[int, str], None],
 ) -> None:
-    """Find out whose end broke this rank's collective, and pass it to ``found``.
+    """Diagnose which rank's end broke this rank's collective, and pass it to ``found``.
 
-    Takes at most as long as it takes to tell a silent heartbeat from a slow one.
+    For the time that this takes at most, see `diagnose`.
     """
     if report.known():
         return
     try:
         lost = diagnose(liveness, rank, step, report.known)
     except RuntimeError:
-        report.heard("the process group's store is gone, and the rank or launcher that hosts it")
+        report.heard("the process group's store is gone, with the rank or launcher that hosts it")
         return
     if lost is not None:
         found(*lost)
-    if report.known():  # whoever found out: one that heard of it may host the store
+    if report.known():  # wait even if another rank detected it: this rank may host the store
         time.sleep(_LINGER_S)
-    elif not isinstance(ending_exception(), EvenstrideError):  # which says what is wrong itself
+    elif not isinstance(ending_exception(), EvenstrideError):  # our errors state the cause
         logger.error(
-            "evenstride: what step %d needed of all ranks failed on rank %d, though all of them "
-            "answer; the error above says why",
+            "evenstride: a collective of step %d failed on rank %d, but all ranks still respond; "
+            "see the error above for the cause",
             step,
             rank,
         )
 
 
 def collective_failed(phase: str) -> bool:
-    """Return whether this program is ending because a collective did."""
+    """Return whether a failed collective is ending this program."""
     if isinstance(ending_exception(), KeyboardInterrupt):
         return False
     return phase == "sync" or is_of_collectives(ending_exception())
 
 
 class PeerLink:
-    """A rank's tie to its team: its ``plane``, and a watch over the others if there are some.
+    """The link of a rank to its team: its ``plane`` and, with several ranks, the watch for losses.
 
-    For ``silent_s`` see `Heartbeats`, for ``forgive`` `LossReport`.
+    See `Heartbeats` for ``silent_s`` and `LossReport` for ``forgive``.
     """
 
     def __init__(
@@ -204,7 +204,7 @@ class PeerLink:
         if team.channel is None:
             self.plane = ControlPlane(LocalChannel(), local, team.shares, leader)
             return
-        # Where others go on without a lost rank, a wait for it ends by itself.
+        # If the others continue without a lost rank, a wait for it ends by itself.
         restarts = silent_s is not None and forgive is None
         loss = LossReport(team.channel, local.gate, at, restarts=restarts, forgive=forgive)
         self.plane = ControlPlane(team.channel, local, team.shares, leader, loss.heard)
@@ -214,16 +214,16 @@ class PeerLink:
 
     @property
     def cpu_s(self) -> float:
-        """Processor time our threads have used, in seconds."""
+        """CPU time of our threads, in seconds."""
         return self.plane.cpu_s + (self._watch.cpu_s if self._watch is not None else 0.0)
 
     def begin_with(self, shares: Shares | None) -> None:
-        """Note an opening split that replaces the first one; nothing if there is none."""
+        """Replace the first opening split, unless ``shares`` is ``None``."""
         if shares is not None:
             self.plane.begin_with(shares)
 
     def explain_failure(self) -> None:
-        """Raise why a collective never came through, where there are other ranks."""
+        """Raise an error that names the lost rank, if there are other ranks."""
         if self._watch is not None:
             self._watch.explain_failure()
 
@@ -232,7 +232,7 @@ class PeerLink:
         return {} if self._watch is None else self._watch.beats()
 
     def close(self, *, at_exit: bool) -> None:
-        """Part from the others; at the end of the program, say why if it is an error."""
+        """Disconnect. If an error ends the program (``at_exit``), report it to the other ranks."""
         error = ending_error() if at_exit else None
         if self._watch is not None:
             self._watch.announce(error, at_exit=at_exit)
@@ -242,7 +242,7 @@ class PeerLink:
 
 
 class _LossWatch:
-    """Watches over the other ranks: heartbeats, and which of them is lost if one is."""
+    """Watches the heartbeats of the other ranks and identifies a lost rank."""
 
     def __init__(
         self,
@@ -267,14 +267,14 @@ class _LossWatch:
         return self._liveness.beats()
 
     def explain_failure(self) -> None:
-        """Name the rank whose loss broke this rank's collective."""
+        """Raise an error that names the rank whose loss broke this rank's collective."""
         self._look_for_the_lost()
         raise WorkerLost(
             self._loss.text or f"a collective of step {self._at()[1]} failed on this rank"
         )
 
     def announce(self, error: str | None, *, at_exit: bool) -> None:
-        """Tell the others why this program ends, if it ends by an error."""
+        """Report to the others why this program ends, if an error ends it."""
         if at_exit and collective_failed(self._at()[0]):
             self._look_for_the_lost()
         elif error is not None:
@@ -284,7 +284,7 @@ class _LossWatch:
 
     def close(self, error: str | None) -> None:
         self._liveness.close(self._at()[1], error)
-        # A thread that has not ended still uses the connections.
+        # A thread that is still running uses the connections.
         if not self._plane.running:
             self._channel.close()
 

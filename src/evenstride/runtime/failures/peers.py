@@ -1,4 +1,4 @@
-"""Who the other ranks are, and whether their processes still live."""
+"""Identity of each rank's process, and whether that process is still alive."""
 
 from __future__ import annotations
 
@@ -21,15 +21,14 @@ class Peer:
 
     rank: int  # in the process group
     host: str  # host name, for people
-    # Identifies the machine and its process namespace; a process id means something only to ranks
-    # with the same place.
+    # Identifies the machine and its process namespace. Process ids are comparable only between
+    # ranks with the same place.
     place: str
     pid: int  # process id
-    device: str = ""  # fingerprint of what computes its steps
-    # Which of its host's workers it is, the same after a restart; `None` if the launcher does not
-    # say.
+    device: str = ""  # fingerprint of the device that computes its steps
+    # Index among the workers of its host, the same after a restart; `None` if unknown.
     slot: int | None = None
-    up_s: float = 0.0  # how long its machine has been running, in seconds; 0 if not known
+    up_s: float = 0.0  # uptime of its machine in seconds; 0 if unknown
 
     @property
     def name(self) -> str:
@@ -41,7 +40,7 @@ class Peer:
 
 
 def myself(rank: int, device: torch.device | None = None) -> Peer:
-    """Return this process as a peer; it computes on `likely_device` if no device is given."""
+    """Return this process as a peer; the device defaults to `likely_device`."""
     slot = os.environ.get("EVENSTRIDE_SLOT") or os.environ.get("LOCAL_RANK") or ""
     return Peer(
         rank,
@@ -63,7 +62,7 @@ def _up_s() -> float:
 
 @lru_cache
 def fingerprint(device: torch.device) -> str:
-    """Return what tells a device from those of another kind, such as its model."""
+    """Return a text that is equal for devices of the same model."""
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
         return f"cuda {properties.name} {properties.total_memory >> 20} MiB"
@@ -80,18 +79,18 @@ def _place() -> str:
     boot = Path("/proc/sys/kernel/random/boot_id")
     try:
         return f"{boot.read_text().strip()} {Path('/proc/self/ns/pid').readlink()}"
-    except OSError:  # not Linux, or no /proc: then processes are never compared
+    except OSError:  # not Linux, or no /proc: processes are then never compared
         return f"unknown {socket.gethostname()} {os.getpid()}"
 
 
 def watch_exit(peer: Peer) -> int | None:
-    """Return a file descriptor that turns readable when the peer's process ends.
+    """Return a file descriptor that becomes readable when the peer's process ends.
 
-    ``None`` where that cannot be known: another machine or namespace, or no Linux.
+    ``None`` if the process is on another machine or in another namespace, or without Linux.
     """
     if peer.place != _place() or not hasattr(os, "pidfd_open"):
         return None
     try:
         return os.pidfd_open(peer.pid)
-    except OSError:  # already gone; the heartbeats will tell
+    except OSError:  # already gone; its missing heartbeat will show that
         return None

@@ -1,8 +1,8 @@
-"""What workers do together where the others go on without one that is lost.
+"""Collective calls in runs that continue without a lost worker.
 
-Between two epochs all ranks still meet: they evaluate, take means and save. Who is lost then never
-comes, and the process group would wait for it until its own timeout. So whoever waits asks the
-first server from time to time, which knows who is lost.
+Between two epochs the ranks still make collective calls: they evaluate, take means and save. A lost
+worker never joins such a call, and the process group would wait for it until its timeout. So a
+waiting rank regularly asks the first parameter server, which knows the lost workers.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from evenstride.runtime.environment import USUAL_SILENT_S
 from evenstride.runtime.failures.heartbeat import is_of_collectives
 from evenstride.runtime.store.store_channel import Channel
 
-# How often who waits looks whether what it waits for has come, and whether somebody is lost.
+# Intervals at which a waiting rank checks the awaited condition, and for lost workers.
 _NAP_S, _LOOK_S = 0.01, 0.25
-# Who has done its part may leave before the others have seen that all is done.
+# A worker that completed the call may leave before the others have seen its completion.
 _GRACE_S = 2.0
-# How long a collective that broke may be older than the news of whose end broke it: that of another
-# machine's process is told by its heart.
+# The report of a loss may follow the broken collective by this time: the loss of a process on
+# another machine shows only in its missing heartbeats.
 _NEWS_S = USUAL_SILENT_S + 10.0
 
 
 class FreeWorker(Protocol):
-    """What is asked of a worker that does not keep step with the others."""
+    """Interface of a worker that does not train in lockstep with the others."""
 
     @property
     def waits(self) -> bool:
@@ -45,24 +45,24 @@ class FreeWorker(Protocol):
 
     @property
     def position(self) -> int:
-        """Samples of the epoch that are trained, by all workers."""
+        """Samples of the epoch that all workers together have trained."""
         ...
 
     @property
     def split(self) -> tuple[int, ...]:
-        """Samples that each worker trained in the epoch that ended last; empty without any."""
+        """Samples that each worker trained in the last complete epoch; empty before one."""
         ...
 
     def present(self) -> tuple[int, ...]:
-        """Return the workers that are there."""
+        """Return the workers that take part."""
         ...
 
     def report(self) -> dict[str, Any]:
-        """Return what the first server tells of the run, such as who is ``gone``."""
+        """Return the first server's report on the run, such as the workers that are ``gone``."""
         ...
 
     def lost(self, rank: int) -> bool:
-        """Tell the servers that a worker is gone; return whether the others can go on."""
+        """Report a lost worker to the servers; return whether the others can continue."""
         ...
 
     def waiting(self) -> AbstractContextManager[None]:
@@ -71,35 +71,35 @@ class FreeWorker(Protocol):
 
 
 class Survivors:
-    """One rank's view of who is there; ``opening`` is the split that the run began with."""
+    """One rank's view of the remaining workers; ``opening`` is the first split of the run."""
 
     def __init__(self, free: FreeWorker, opening: Shares, gate: DrawBarrier) -> None:
         self._free, self._opening, self._gate = free, opening, gate
 
     def split(self) -> Shares:
-        """Return shares by which all ranks cut data alike, though they are at different steps.
+        """Return shares that are equal on all ranks, although the ranks are at different steps.
 
-        In proportion to the samples that each worker trained in the epoch that ended last, and by
-        the opening split before; nothing for a worker that is lost.
+        Each share is the number of samples that the worker trained in the last complete epoch.
+        Before that, the shares are those of the opening split. A lost worker has share 0.
         """
         shares, present = self._free.split or self._opening, self._free.present()
         there = tuple(share if rank in present else 0 for rank, share in enumerate(shares))
-        # Those who are left may have trained nothing.
+        # The remaining workers may have trained no samples.
         return there if any(there) else tuple(int(r in present) for r in range(len(shares)))
 
     def lost(self) -> tuple[int, ...]:
-        """Return the workers that are gone by now; raise if the run cannot go on without one."""
+        """Return the workers lost so far; raise if the run cannot continue without one."""
         if (error := self._gate.error) is not None:
             raise error
         return tuple(self._free.report().get("gone", ()))
 
     def absent(self) -> tuple[int, ...]:
-        """Return the workers with whom nothing can be done together in this pause of training."""
+        """Return the workers that cannot take part in collective calls between these epochs."""
         present = set(self._free.present()) - set(self.lost())
         return tuple(rank for rank in range(len(self._opening)) if rank not in present)
 
     def until(self, done: Callable[[], bool], call: str) -> None:
-        """Wait for something that all ranks do in ``call``; `WorkerLost` if one of them is lost."""
+        """Wait until all ranks are ``done`` with ``call``; raise `WorkerLost` if one is lost."""
         next_look_s, give_up_s = 0.0, math.inf
         with self.waiting():
             while not done():
@@ -114,9 +114,9 @@ class Survivors:
     def summed(self, channel: Channel, topic: str, values: Tensor) -> Tensor:
         """Return the sums of all ranks' values, ``(n,)`` float64, the same on all; collective.
 
-        By way of the store: a collective of the process group that waits for a lost rank cannot be
-        left, not even by the end of the process. ``topic`` is a name used once. `WorkerLost` says
-        that a rank is lost, before or meanwhile.
+        The values go through the store: a collective of the process group that waits for a lost
+        rank cannot be interrupted, not even at the end of the process. ``topic`` is a name used
+        once. Raises `WorkerLost` if a rank is lost before or during the call.
         """
         if lost := self.lost():
             raise _without(lost, "mean()")
@@ -126,7 +126,10 @@ class Survivors:
         return torch.tensor([json.loads(text) for text in texts], dtype=torch.float64).sum(0)
 
     def blamed(self, error: BaseException) -> tuple[int, ...]:
-        """Return the workers whose loss explains an error; waits for the news if it may be one."""
+        """Return the workers whose loss explains an error.
+
+        If the error may come from a loss, wait for the report of one.
+        """
         end_s = time.monotonic() + (_NEWS_S if is_of_collectives(error) else 0.0)
         with self.waiting():
             while not (lost := self.lost()) and time.monotonic() < end_s:
@@ -140,10 +143,10 @@ class Survivors:
 
 @dataclass(slots=True, eq=False)
 class WatchedChannel(Channel):
-    """A channel on which nobody waits for a rank that is lost, as ``survivors`` know."""
+    """A channel on which no rank waits for a lost one; ``survivors`` reports the losses."""
 
-    survivors: Survivors | None = None  # tell who is
-    call: str = "a call of all ranks"  # that ranks wait in
+    survivors: Survivors | None = None
+    call: str = "a collective call"  # name of the call in which ranks wait
 
     def meet(
         self,
@@ -152,27 +155,27 @@ class WatchedChannel(Channel):
         tell: Callable[[], object] = lambda: None,
         look: Callable[[], object] | None = None,
     ) -> list[str]:
-        """Wait for all keys; see `Channel.meet`. What would be looked for, survivors know."""
+        """Wait for all keys as `Channel.meet`. ``look`` is unused: ``survivors`` finds losses."""
         del look
         assert self.survivors is not None, "made by `watched`"
-        begun_s, untold = time.monotonic(), True
+        begun_s, silent = time.monotonic(), True
 
         def over() -> bool:
-            nonlocal untold
+            nonlocal silent
             waited_s = time.monotonic() - begun_s
-            if untold and waited_s >= self.tell_after.total_seconds():
-                untold = False
+            if silent and waited_s >= self.tell_after.total_seconds():
+                silent = False
                 tell()
             return not self.missing(keys) or waited_s >= timeout.total_seconds()
 
         self.survivors.until(over, self.call)
         if self.missing(keys):
-            raise RuntimeError(f"{keys} did not come in time")
+            raise RuntimeError(f"timed out waiting for the store keys {keys}")
         return [bytes(value).decode() for value in self.meeting.multi_get(keys)]
 
 
 def watched(channel: Channel, survivors: Survivors | None, call: str) -> Channel:
-    """Return a channel on which nobody waits for a rank that is lost, if the others go on."""
+    """Return a channel on which no rank waits for a lost one, if the run can continue."""
     if survivors is None:
         return channel
     own = {field.name: getattr(channel, field.name) for field in fields(Channel)}
@@ -181,6 +184,6 @@ def watched(channel: Channel, survivors: Survivors | None, call: str) -> Channel
 
 def _without(lost: tuple[int, ...], call: str) -> WorkerLost:
     return WorkerLost(
-        f"worker(s) {', '.join(map(str, lost))} are gone, and {call} needs all; train on without "
-        "it, or start the run again to have all of them, from the newest checkpoint on"
+        f"worker(s) {', '.join(map(str, lost))} are gone, and {call} needs all workers; continue "
+        "without this call, or restart the run with all workers from the newest checkpoint"
     )

@@ -1,4 +1,4 @@
-"""What this machine is and how busy it is: resources, load, network addresses.
+"""Resources, load and network addresses of this machine.
 
-Each module answers one question; start with `machine_resources`.
+Start with `machine_resources`; `network_interfaces` has the addresses.
 """

@@ -1,4 +1,4 @@
-"""What a worker is made of, for policies that split by declared resources."""
+"""Resources and load of a worker, for policies that split the batch by them."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ import torch
 from evenstride.core.policy import Policy
 
 _REPEATS = 5
-# A product that is timed takes at least this long: to start one takes a GPU some 20 microseconds.
+# A timed product takes at least this long: a GPU needs some 20 microseconds to start one.
 _LONG_ENOUGH_S = 0.002
-_SMALLEST, _LARGEST = 256, 8192  # edges of the matrices
+_SMALLEST, _LARGEST = 256, 8192  # rows of the square matrices
 
 
 def measured_flops_per_s(device: torch.device | None = None) -> float:
     """Return the speed of a matrix product in the dtype in use, in FLOP/s.
 
-    Takes some 50 ms on a CPU, less on a GPU. The device defaults to the current accelerator.
+    Takes some 50 ms on a CPU, less on a GPU. The device defaults to CUDA if available, else the
+    CPU.
     """
     device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
     dtype = dtype_in_use(device)
@@ -31,19 +32,19 @@ def measured_flops_per_s(device: torch.device | None = None) -> float:
 
 
 def dtype_in_use(device: torch.device) -> torch.dtype:
-    """Return the dtype of matrix products: autocast's where that is on, else the default."""
+    """Return the dtype of matrix products: autocast's if enabled, else the default."""
     if torch.is_autocast_enabled(device.type):
         return torch.get_autocast_dtype(device.type)
     return torch.get_default_dtype()
 
 
 def fastest_flops_per_s(product_s: Callable[[int], float]) -> float:
-    """Return the FLOP/s of the fastest of a few products that are large enough to matter.
+    """Return the FLOP/s of the fastest of a few sufficiently large products.
 
-    ``product_s`` multiplies two square matrices with an edge of this size and returns the seconds.
-    The matrices grow until a product takes 2 ms: the time of a small one is that of its start,
-    which is the same for all GPUs. The fastest counts, because the device is not what slows
-    down the others.
+    ``product_s`` multiplies two square matrices of the given size and returns the time in seconds.
+    The matrices grow until a product takes 2 ms. The launch dominates the time of a small product,
+    and is the same for all GPUs. The fastest product counts, because causes other than the device
+    slow down the others.
     """
     size = _SMALLEST
     while min(product_s(size), product_s(size)) < _LONG_ENOUGH_S and size < _LARGEST:
@@ -66,7 +67,7 @@ def _wait_for(device: torch.device) -> None:
 
 
 def usable_cores() -> float:
-    """Return the cores this process may use: its affinity, its threads, and its CPU quota."""
+    """Return the cores this process may use: the least of its affinity, threads and CPU quota."""
     if hasattr(os, "sched_getaffinity"):
         cores = float(len(os.sched_getaffinity(0)))
     else:
@@ -95,10 +96,10 @@ def quota_cores(membership: Path, root: Path) -> float | None:
 
 
 def comparable(resources: Sequence[Mapping[str, float]]) -> list[Mapping[str, float]]:
-    """Return what all workers are compared by: cores where all know them, which are CPUs then.
+    """Return the resources to compare workers by: cores if all workers report them, else all.
 
     Args:
-        resources: of each worker; ``cores`` of a CPU alone.
+        resources: Resources of each worker; only CPU workers report ``cores``.
 
     >>> comparable([{"cores": 4, "flops_per_s": 5e10}, {"cores": 2, "flops_per_s": 1e10}])
     [{'cores': 4}, {'cores': 2}]
@@ -111,24 +112,24 @@ def comparable(resources: Sequence[Mapping[str, float]]) -> list[Mapping[str, fl
 
 
 Loads = tuple[float, float]
-"""Parts of the processors' time and of the memory in use, from 0 to 1."""
+"""Fractions of CPU time and of memory in use, from 0 to 1."""
 
 
 def unknown_loads() -> Loads:
-    """Return what a rank reports whose policy does not ask."""
+    """Return the loads that a rank reports if its policy does not use them."""
     return nan, nan
 
 
 def machine_loads() -> Loads:
-    """Return both loads; the processors' since the last call of this process."""
+    """Return both loads; CPU load is averaged since the last call in this process."""
     cpu: float = psutil.cpu_percent(interval=None)
     memory: float = psutil.virtual_memory().percent
     return round(cpu / 100.0, 4), round(memory / 100.0, 4)
 
 
 def loads_for(policy: Policy[Any]) -> Callable[[], Loads]:
-    """Return what tells the loads that the policy asks for; reading them takes some 0.1 ms."""
+    """Return the function that measures the loads for a policy; a call takes some 0.1 ms."""
     if getattr(policy, "predicts_from_loads", False):
-        machine_loads()  # the first call tells nothing
+        machine_loads()  # the first call returns no CPU load
         return machine_loads
     return unknown_loads

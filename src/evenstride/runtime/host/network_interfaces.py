@@ -1,4 +1,4 @@
-"""Network addresses of this machine: which interface has one, and whether others can reach it."""
+"""Network addresses of this machine: their interfaces and whether others can reach them."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _LOOPBACK = "lo" if sys.platform == "linux" else "lo0"
 ON_LOOPBACK = {
     "GLOO_SOCKET_IFNAME": _LOOPBACK,
     "TP_SOCKET_IFNAME": _LOOPBACK,
-    "NCCL_SOCKET_IFNAME": f"={_LOOPBACK}",  # "=" for this name only, not for a prefix
+    "NCCL_SOCKET_IFNAME": f"={_LOOPBACK}",  # "=" matches the exact name, not a prefix
 }
-"""Variables that keep the ports of ranks on one machine on loopback."""
+"""Environment variables that restrict the ports of ranks on one machine to loopback."""
 
 
 def is_loopback(address: str) -> bool:
-    """Return whether only this machine can reach an address; ``False`` for all addresses."""
+    """Return whether only this machine can reach an address; ``False`` for the wildcard address."""
     number = ipaddress.ip_address(address.partition("%")[0])
     return (getattr(number, "ipv4_mapped", None) or number).is_loopback
 
@@ -36,7 +36,7 @@ def own_addresses() -> dict[str, str]:
 
 
 def interface_of(address: str) -> str | None:
-    """Return the interface with an address; any address in 127.0.0.0/8 is on the loopback."""
+    """Return the interface with an address; all of 127.0.0.0/8 is on the loopback interface."""
     own = own_addresses()
     if is_loopback(address):
         own = {known: name for known, name in own.items() if is_loopback(known)}
@@ -45,34 +45,35 @@ def interface_of(address: str) -> str | None:
 
 
 def address_of(interface: str) -> str | None:
-    """Return the first address of an interface, as Gloo and TensorPipe choose it."""
+    """Return the first address of an interface, as Gloo and TensorPipe do."""
     return next((a for a, name in own_addresses().items() if name == interface), None)
 
 
 def resolve(host: str) -> str:
-    """Return the address of a name. Raises ConfigError if it has none."""
+    """Return the address of a host name; raise `ConfigError` if it has none."""
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError as error:
         raise ConfigError(
-            f"the name {host!r} has no address ({error.strerror or error}); give an IP address"
+            f"cannot resolve the host {host!r} ({error.strerror or error}); give an IP address"
         ) from None
     return str(found[0][4][0])
 
 
 def address_towards(host: str, port: int) -> str:
-    """Return the address from which this machine reaches another one; nothing is sent.
+    """Return this machine's address on the route to another one, without sending anything.
 
-    Raises ConfigError if the name has no address or there is no route to it.
+    Raises:
+        ConfigError: the name has no address, or there is no route to it.
     """
     try:
         family, kind, protocol, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind, protocol) as probe:
-            # With UDP this only asks the kernel for the route.
+            # With UDP, connect only queries the kernel for the route.
             probe.connect(where)
             return str(probe.getsockname()[0])
     except OSError as error:
         raise ConfigError(
-            f"this machine cannot reach {host} ({error.strerror or error}); give an address that "
-            "it reaches"
+            f"this machine cannot reach {host} ({error.strerror or error}); give a reachable "
+            "address"
         ) from None

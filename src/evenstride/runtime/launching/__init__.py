@@ -1,5 +1,5 @@
-"""Starting the processes of ranks on this machine, watching them, and leaving none behind.
+"""Start, watch and reliably end the processes of ranks on this machine.
 
-Start with `process_starters`. `rank_environment` has the variables of a rank. Imports no torch, so
-that the lab and the tests can start processes before they need it.
+Start with `process_starters`. `rank_environment` has the environment variables of a rank. The
+package does not import torch, so the lab and the tests can start processes without it.
 """

@@ -3,7 +3,7 @@
 python -m evenstride.runtime.launching.die_with_parent SCRIPT ...
 python -m evenstride.runtime.launching.die_with_parent -m MODULE ...
 
-Whatever starts processes is itself killed at times, without a chance to end them first.
+A program that starts processes may be killed before it can end them.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ _PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent() -> None:
-    """Ask the kernel to kill this process when its parent ends (Linux; else does nothing)."""
+    """Ask the kernel to kill this process when its parent ends. Does nothing outside Linux."""
     if sys.platform == "linux":
         parent = os.getppid()
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
-        if os.getppid() != parent:  # it ended before the kernel was asked
+        if os.getppid() != parent:  # the parent ended before the call
             os.kill(os.getpid(), signal.SIGKILL)
 
 
 def run_script(command: Sequence[str]) -> None:
     """Run ``command[0]`` as the main program, with the rest as its arguments."""
     script, sys.argv = command[0], list(command)
-    sys.path[0] = str(Path(script).resolve().parent)  # as when Python runs a script itself
+    sys.path[0] = str(Path(script).resolve().parent)  # as Python does for a script
     runpy.run_path(script, run_name="__main__")
 
 

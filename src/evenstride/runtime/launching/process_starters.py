@@ -1,8 +1,8 @@
-"""Two ways to start worker processes, forked from a zygote or each from scratch, and their ends.
+"""Start worker processes, forked from a zygote or from scratch, and end them.
 
-Everything here that starts the processes of ranks goes through a `Starter`, so that how they are
-ended, and that none is left, is decided once. Not so `evenstride.testing.RankPool`, whose processes
-outlive a run, and parameter servers, which outlive the rank that starts them.
+All code here that starts processes of ranks uses a `Starter`, which alone decides how they end and
+ensures that none is left. There are two exceptions. The processes of `evenstride.testing.RankPool`
+outlive a run, and parameter servers outlive the rank that starts them.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ _TORCHRUN = re.compile(r"(\[rank\d+\]:)?[EWI]\d{4} .*torch/distributed/")
 class StartRequest:
     """A process to start."""
 
-    # script and arguments; or ``-m``, module and arguments, only from scratch
+    # script and arguments; with `FromScratch` also ``-m``, module and arguments
     command: tuple[str, ...]
-    environment: Mapping[str, str]  # all of its variables
-    log: Path  # file that its output is appended to
+    environment: Mapping[str, str]  # its complete environment
+    log: Path  # file to which its output is appended
 
 
 class Starter(Protocol):
     """Starts processes, each the leader of a process group, and keeps their exit codes.
 
-    Close it, with ``contextlib.closing``, say; then no process is left.
+    `close` kills all remaining processes; use ``contextlib.closing``, for example.
     """
 
     def start(self, order: StartRequest) -> int:
@@ -62,25 +62,27 @@ class Starter(Protocol):
     def ended(self, timeout_s: float = 0.0) -> Mapping[int, int]:
         """Return the exit codes of all ended processes by id; negative codes are signals.
 
-        Waits up to ``timeout_s`` for another end if there was none since the last call.
+        If no process ended since the last call, wait for one for up to ``timeout_s``.
         """
         ...
 
     def close(self) -> None:
-        """Kill all that is left."""
+        """Kill all remaining processes."""
         ...
 
 
 class FromZygote:
     """Forks workers from a process that has imported torch, evenstride and the modules to preload.
 
-    It dies with the thread that makes it, as the kernel counts parents. Its environment is what
-    native libraries read as they are loaded. Raises LaunchError if it does not come up, or has
-    threads, which a fork would lose.
+    That process, the zygote, dies with the thread that makes it, because the kernel ties it to that
+    thread. Native libraries read ``environment`` when the zygote loads them.
+
+    Raises:
+        LaunchError: the zygote does not start, or it has threads, which a fork would lose.
     """
 
     def __init__(self, environment: Mapping[str, str], preload: Sequence[str] = ()) -> None:
-        # Of a kind that keeps messages apart: one `recv` is one message.
+        # SOCK_SEQPACKET keeps message boundaries: one `recv` returns one message.
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
             self._channel.setsockopt(socket.SOL_SOCKET, option, MOST_BYTES)
@@ -92,10 +94,10 @@ class FromZygote:
             stdin=subprocess.DEVNULL,
             start_new_session=True,
         )
-        # With this copy open, the end of the zygote would never be seen on the channel.
+        # With this copy open, the channel would not show the end of the zygote.
         theirs.close()
         self._ends: dict[int, int] = {}
-        self._unread = False  # whether an end came while an answer was waited for
+        self._unread = False  # whether an end arrived while `start` waited for its answer
         try:
             self._await_ready()
         except BaseException:
@@ -111,7 +113,7 @@ class FromZygote:
             "log": str(order.log.resolve()),
         }
         tell(self._channel, message)
-        # The ends of other workers may come before the answer.
+        # Ends of other workers may arrive before the answer.
         while "started" not in (answer := self._hear(_READY_S)):
             self._note(answer)
         pid = int(answer["started"])
@@ -132,7 +134,7 @@ class FromZygote:
         return self._ends
 
     def workers(self) -> list[int]:
-        """Return the workers' processes and theirs, as far as they have not ended."""
+        """Return the running processes of the workers, with their child processes."""
         return [child.pid for child in psutil.Process(self._process.pid).children(recursive=True)]
 
     def close(self) -> None:
@@ -148,9 +150,9 @@ class FromZygote:
         answer = self._hear(_READY_S)
         if not answer.get("ready"):
             raise LaunchError(
-                f"the process that workers are forked from runs {answer.get('threads')} threads, "
-                "which a fork would lose; some module starts them as it is imported; start plain "
-                "processes instead (zygote=False)"
+                f"the process from which workers are forked runs {answer.get('threads')} threads, "
+                "which a fork would lose; an imported module starts them; use plain processes "
+                "instead (zygote=False)"
             )
 
     def _note(self, message: dict[str, Any]) -> None:
@@ -162,14 +164,14 @@ class FromZygote:
         message = hear(self._channel) if ready else None
         if message is None:
             raise LaunchError(
-                "the process that workers are forked from "
+                "the process from which workers are forked "
                 + ("has ended" if ready else f"did not answer within {timeout_s:.0f} s")
             )
         return message
 
 
 class FromScratch:
-    """Starts each worker as a process of its own, imports and all."""
+    """Starts each worker as a new process, which imports everything itself."""
 
     def __init__(self) -> None:
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
@@ -210,28 +212,29 @@ class FromScratch:
             time.sleep(min(left_s, 0.01))
 
     def close(self) -> None:
-        """Kill all that is left."""
+        """Kill all remaining processes."""
         for pid in list(self._processes):
             self.signal(pid, signal.SIGKILL)
             self._bury(pid)
 
     def _bury(self, pid: int) -> int:
-        # Before the wait reaps it: until then its group's id cannot be that of another process.
-        with contextlib.suppress(ProcessLookupError):  # its own children, if it had any
+        # Before the wait reaps it: until then the kernel cannot reuse the id of its group.
+        with contextlib.suppress(ProcessLookupError):  # kills its children, if it has any
             os.killpg(pid, signal.SIGKILL)
         return self._processes.pop(pid).wait()
 
 
 def end_all(starter: Starter, pids: Iterable[int], grace_s: float) -> None:
-    """End processes and their children: first ask, after ``grace_s`` kill.
+    """End processes and their children: send SIGTERM, and after ``grace_s`` SIGKILL.
 
-    Raises LaunchError if one could not be killed.
+    Raises:
+        LaunchError: a process could not be killed.
     """
     left = set(pids) - starter.ended().keys()
     for number, within_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, _KILLED_S)):
         for pid in left:
             starter.signal(pid, number)
-            starter.signal(pid, signal.SIGCONT)  # a stopped process gets no SIGTERM
+            starter.signal(pid, signal.SIGCONT)  # a stopped process does not handle SIGTERM
         until_s = time.monotonic() + within_s
         while left and time.monotonic() < until_s:
             left -= starter.ended(_POLL_S).keys()
@@ -240,7 +243,7 @@ def end_all(starter: Starter, pids: Iterable[int], grace_s: float) -> None:
 
 
 def last_words(text: str) -> str:
-    """Return the last lines that the workers themselves wrote, without torchrun's report."""
+    """Return the last lines of the workers' own output, without torchrun's report."""
     lines = []
     for line in text.splitlines():
         if _TORCHRUN.match(line):
@@ -252,11 +255,11 @@ def last_words(text: str) -> str:
 
 
 def newest_words(folder: Path) -> str:
-    """Return the last lines of the log in a folder that was written to last."""
+    """Return the last lines of the most recently written log in a folder."""
     logs = sorted(folder.glob("*.log"), key=lambda log: log.stat().st_mtime)
     return last_words(logs[-1].read_text(errors="replace")) if logs else ""
 
 
 def _is_over(pid: int) -> bool:
-    """Return whether a child has ended, without burying it: its group is still its own."""
+    """Return whether a child has ended, without reaping it, so that its group id stays reserved."""
     return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None

@@ -13,23 +13,23 @@ LOCAL = {
     "OPENBLAS_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
     **ON_LOOPBACK,
-    # Every connection to a store looks its peer's name up; a lost packet would cost 5 s each.
+    # Every connection to a store looks up its peer's name; each lost packet would cost 5 s.
     "RES_OPTIONS": "timeout:1 attempts:1",
 }
 """Loopback only, and one thread each: ranks that share a machine compete for its cores."""
 
 STEADY = {
     **LOCAL,
-    # By default glibc hands large blocks back to the kernel at every step, and faulting them in
-    # again costs a third of the step, unevenly.
+    # By default glibc returns large blocks to the kernel at every step. Faulting them in again
+    # takes a third of the step, and the time varies.
     "MALLOC_MMAP_THRESHOLD_": "1000000000",
     "MALLOC_TRIM_THRESHOLD_": "1000000000",
 }
-"""What makes step times on a CPU comparable. Put first, so that the user can override any of it."""
+"""Variables that make step times on a CPU comparable. Apply them first, so users can override."""
 
 
 def rank_variables(rank: int, world_size: int, store: tuple[str, int]) -> dict[str, str]:
-    """Return the variables that make a process one rank of a group on this machine.
+    """Return the environment variables of one rank of a group on this machine.
 
     ``store`` is the host and port of a store that outlives the ranks; see `serve_store`.
     """

@@ -1,4 +1,4 @@
-"""The torchrun agent above a rank: which process it is, and how it is told to end."""
+"""The torchrun agent that started a rank: how to find it, and how to end it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import signal
 from pathlib import Path
 
-# As a command line has them: an installed script, a module's name, or its path.
+# Forms on a command line: an installed script, a module's name, or its path.
 _AGENTS = (
     b"torchrun",
     b"torch.distributed.run",
@@ -23,15 +23,15 @@ def is_agent(command: bytes) -> bool:
 
 
 def end_launcher(proc: Path = Path("/proc")) -> None:
-    """Tell the torchrun agent of a machine that goes to end too, if this process is its child.
+    """End the torchrun agent of a machine that leaves, if this process is the agent's child.
 
-    It would start its workers again otherwise, and the others would wait for them.
+    Otherwise the agent would restart its workers, and the other ranks would wait for them.
     """
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         return
     parent = os.getppid()
     with contextlib.suppress(OSError):
         command = (proc / str(parent) / "cmdline").read_bytes()
-        # The parent may also be a shell or a batch system, which is not ours to end.
+        # The parent may also be a shell or a batch system, which must keep running.
         if is_agent(command):
             os.kill(parent, signal.SIGTERM)

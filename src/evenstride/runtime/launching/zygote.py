@@ -1,9 +1,9 @@
-"""Worker processes at a hundredth of their price: forked from one that has imported everything.
+"""Fork worker processes from one that has imported everything, at a hundredth of the cost.
 
 ``python -m evenstride.runtime.launching.zygote DESCRIPTOR MODULE ...`` imports torch, evenstride
-and the modules once, and then forks a worker for each order that comes over the socket. It starts
-no thread, since a fork takes only one along. A worker dies with the zygote, and the zygote with
-its parent: the kernel kills both. Why it is not multiprocessing's forkserver:
+and the modules once. It then forks a worker for each request from the socket. It starts no thread,
+because a fork copies only one. The kernel kills a worker when the zygote ends, and the zygote when
+its parent ends. For the reasons not to use multiprocessing's forkserver, see
 ``docs/explanation/decisions/workers-from-a-zygote.md``.
 """
 
@@ -24,10 +24,10 @@ from typing import Any
 from evenstride.runtime.launching.die_with_parent import die_with_parent, run_script
 
 MOST_BYTES = 1 << 20
-"""Of one message."""
+"""Largest size of one message."""
 
-# What every training script would import. The second is what making any optimizer imports, and
-# takes longer than all the others together.
+# Modules that every training script imports. Creating any optimizer imports the second one, which
+# takes longer than all others together.
 _WANTED = (
     "torch",
     "torch._dynamo",
@@ -39,14 +39,14 @@ _WANTED = (
 
 
 def main(descriptor: int, also: Sequence[str]) -> None:
-    """Fork workers as ordered; return at the end in this process, and run a script in a worker."""
+    """Fork workers on request; in a worker, run its script."""
     die_with_parent()
     for name in (*_WANTED, *also):
         importlib.import_module(name)
     channel = socket.socket(fileno=descriptor)
-    threads = len(os.listdir("/proc/self/task"))  # noqa: PTH208  nothing but their number
+    threads = len(os.listdir("/proc/self/task"))  # noqa: PTH208  only their number matters
     tell(channel, {"ready": threads == 1, "threads": threads})
-    # What was imported is never collected in a worker, so its memory stays shared with the zygote.
+    # A worker never collects imported objects, so their memory stays shared with the zygote.
     gc.freeze()
     order = _Zygote(channel).serve()
     if order is not None:
@@ -59,7 +59,7 @@ def tell(channel: socket.socket, message: dict[str, Any]) -> None:
 
 
 def hear(channel: socket.socket) -> dict[str, Any] | None:
-    """Return the next message; ``None`` when there will be no more."""
+    """Return the next message; ``None`` once the channel is closed."""
     try:
         data = channel.recv(MOST_BYTES)
     except ConnectionResetError:
@@ -69,21 +69,23 @@ def hear(channel: socket.socket) -> dict[str, Any] | None:
 
 
 class _Zygote:
-    """The process that forks: its workers, and the socket over which it is told."""
+    """The forking process: its workers, and the socket with its requests."""
 
     def __init__(self, channel: socket.socket) -> None:
         self._channel = channel
-        self._workers: dict[int, int] = {}  # by the descriptor that tells of the end
+        self._workers: dict[
+            int, int
+        ] = {}  # process ids by the descriptor that becomes readable at the end
 
     def serve(self) -> dict[str, Any] | None:
-        """Do as told; return the order in a new worker, and ``None`` at the end."""
+        """Handle requests; return the request in a new worker, and ``None`` at the end."""
         while True:
-            told = self._channel.fileno()
-            ready, _, _ = select.select([told, *self._workers], [], [])
+            requests = self._channel.fileno()
+            ready, _, _ = select.select([requests, *self._workers], [], [])
             for descriptor in ready:
-                if descriptor != told:
+                if descriptor != requests:
                     self._bury(descriptor)
-            if told not in ready:
+            if requests not in ready:
                 continue
             message = hear(self._channel)
             if message is None:
@@ -95,23 +97,23 @@ class _Zygote:
                 return message
 
     def _fork(self, order: dict[str, Any]) -> bool:
-        """Fork a worker; return true in it."""
+        """Fork a worker; return true in the worker."""
         parent = os.getpid()
         pid = os.fork()
         if pid:
-            # The worker does the same; whichever is first, signals to its group find it.
+            # The worker does the same, so signals to its group reach it in either order.
             with contextlib.suppress(OSError):
                 os.setpgid(pid, pid)
             self._workers[os.pidfd_open(pid)] = pid
             tell(self._channel, {"started": pid})
             return False
         die_with_parent()
-        # The zygote may have ended before `die_with_parent` asked which parent that is.
+        # The zygote may have ended before `die_with_parent` read the parent's id.
         if os.getppid() != parent:
             os.kill(os.getpid(), signal.SIGKILL)
         with contextlib.suppress(OSError):
             os.setpgid(0, 0)
-        # A worker that kept it open would hide the zygote's end from its parent.
+        # If a worker kept it open, the zygote's parent would not see the zygote's end.
         self._channel.close()
         for descriptor in self._workers:
             os.close(descriptor)
@@ -119,7 +121,7 @@ class _Zygote:
         return True
 
     def _signal(self, pid: int, number: int) -> None:
-        # Only who is not buried yet: its number cannot be another process's by now.
+        # Only a worker that is not reaped yet: the kernel may reuse the id afterwards.
         if pid in self._workers.values():
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(pid, number)
@@ -127,11 +129,11 @@ class _Zygote:
     def _bury(self, descriptor: int) -> None:
         pid = self._workers.pop(descriptor)
         os.close(descriptor)
-        # Before waitpid: until then its group's id cannot be that of another process.
-        with contextlib.suppress(ProcessLookupError):  # its own children, if it had any
+        # Before waitpid reaps it: until then the kernel cannot reuse the id of its group.
+        with contextlib.suppress(ProcessLookupError):  # kills its children, if it has any
             os.killpg(pid, signal.SIGKILL)
         _, status = os.waitpid(pid, 0)
-        with contextlib.suppress(OSError):  # nobody listens any more
+        with contextlib.suppress(OSError):  # the other end is closed
             tell(self._channel, {"ended": pid, "code": os.waitstatus_to_exitcode(status)})
 
     def _end_all(self) -> None:
@@ -142,7 +144,7 @@ class _Zygote:
 
 
 def _settle(order: dict[str, Any]) -> None:
-    """Give a new worker its environment, its folder and its output."""
+    """Set the environment, the working directory and the output of a new worker."""
     os.environ.clear()
     os.environ.update(order["environment"])
     os.chdir(order["folder"])

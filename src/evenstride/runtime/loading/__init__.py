@@ -1,4 +1,4 @@
-"""From the shares of a step to the batch that the training loop gets.
+"""The data path: from the shares of a step to the mini-batches of the training loop.
 
-Start with `loader`; `sampler` draws indices ahead of training, `position` is what is committed.
+Start with `loader`. `sampler` draws indices ahead of training; `position` counts committed samples.
 """

@@ -1,4 +1,4 @@
-"""Evaluation: each sample once over all ranks, no padding, split by speed."""
+"""Evaluation: each sample once over all ranks, without padding, split by speed."""
 
 from __future__ import annotations
 
@@ -42,22 +42,22 @@ from evenstride.runtime.usage_errors import check_whole
 
 @dataclass(eq=False)
 class EvalSampler:
-    """This rank's part of a data set, in the data set's own order; of shards, shard by shard."""
+    """This rank's part of a data set, in the order of the data set; of shards, shard by shard."""
 
     length: int
     batch: int  # most samples per step over all ranks
-    shares: Callable[[], Shares]  # in force; called once per pass
+    shares: Callable[[], Shares]  # returns those in force; called once per pass
     rank: int
     max_micro_batch: int | None
-    seed: int | None  # of the samples' randomness, the same in every pass; ``None`` for none
-    dealing: ShardAssignment | None = None  # where a pass over shards begins
+    seed: int | None  # of the samples' randomness, equal in every pass; ``None`` for no seeding
+    dealing: ShardAssignment | None = None  # how a pass over shards begins
 
     def __len__(self) -> int:
         return -(-self.length // self.batch)
 
     @property
     def batches_at_most(self) -> int:
-        """Batches that a rank may have in a pass, whatever its shares."""
+        """Most batches that a rank may have in a pass, for any shares."""
         steps = len(self)
         if self.max_micro_batch is None:
             return steps
@@ -70,7 +70,6 @@ class EvalSampler:
                 yield self._keys(mine[part.start : part.stop])
 
     def _of_steps(self, shares: Shares) -> Iterator[IntArray]:
-        """Yield this rank's samples of each step in which it has any."""
         dealing = self.dealing
         for step, window in enumerate(even_windows(self.length, self.batch)):
             of_step = step_shares(shares, len(window))
@@ -90,11 +89,11 @@ class EvalSampler:
 
 
 class EvalStream(BatchStream):
-    """The batches of an `EvalLoader`; another loader that asks for them is refused."""
+    """The batches of an `EvalLoader`; refuses another loader that asks for them."""
 
     def __init__(self, source: EvalSampler) -> None:
         super().__init__(source)
-        self.expected = False  # whether it is the loader itself that begins a pass
+        self.expected = False  # whether the loader itself is starting a pass
 
     @contextlib.contextmanager
     def begun_by_loader(self) -> Iterator[None]:
@@ -122,14 +121,14 @@ class EvalLoader(DataLoader[Any]):
     ) -> None:
         self._sharded, self._stream = sharded, EvalStream(sampler)
         self.batches_at_most = sampler.batches_at_most
-        """Batches that a rank may have in a pass: more than ``len`` where they are cut."""
+        """Most batches that a rank may have in a pass: more than ``len`` with micro-batches."""
         self._countable = self.batches_at_most == len(sampler)
         super().__init__(samples, batch_sampler=self._stream, **torch_options)
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         """Return an iterator over this rank's batches; collective if a model is sharded."""
         with contextlib.ExitStack() as stack:
-            # Ranks run the models unequally often, so none may gather in a pass.
+            # Ranks call the models unequally often, so no gather may happen within a pass.
             for model in self._sharded():
                 stack.enter_context(gathered(model))
             with self._stream.begun_by_loader():
@@ -137,7 +136,7 @@ class EvalLoader(DataLoader[Any]):
             yield from batches if self._countable else self._counted(batches)
 
     def _counted(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """Yield batches, and warn if a loop stops at the number of steps with some left."""
+        """Yield batches; warn if a loop stops at the number of steps with batches left."""
         count = 0
         try:
             for count, batch in enumerate(batches, 1):  # noqa: B007
@@ -151,12 +150,12 @@ class EvalLoader(DataLoader[Any]):
 
 @dataclass(eq=False)
 class Evaluation:
-    """Makes one rank's loaders for evaluation."""
+    """Creates one rank's evaluation loaders."""
 
     calls: LoaderCalls
-    split: Callable[[], Shares]  # returns the shares by which all ranks cut data alike
+    split: Callable[[], Shares]  # returns shares that are equal on all ranks
     watched: WatchedModels
-    peaks: PeakReport  # leave out what an evaluation holds in memory
+    peaks: PeakReport  # ignores the memory of an evaluation
     settings: LoaderSettings
 
     def loader(
@@ -169,7 +168,7 @@ class Evaluation:
         seeded: bool,
         check_data: bool,
     ) -> EvalLoader:
-        """Return a loader for evaluation; see `Stride.loader`; collective."""
+        """Return an evaluation loader; see `Stride.loader`; collective."""
         settings = self.settings
         batch = settings.global_batch if global_batch is None else global_batch
 
@@ -192,7 +191,7 @@ class Evaluation:
             batch,
             self.split,
             self.calls.rank,
-            # A limit that memory sets for training holds here, too.
+            # A limit that memory sets for training applies here, too.
             max_micro_batch or settings.max_share,
             settings.seed if isinstance(samples, SeededDataset) else None,
             dealing(dataset, verdict),
@@ -201,6 +200,6 @@ class Evaluation:
         return EvalLoader(sampler, samples, options, self._begin)
 
     def _begin(self) -> Iterator[nn.Module]:
-        """Return the models whose parameters must be kept gathered."""
+        """Return the models whose parameters must stay gathered."""
         self.peaks.note_evaluation()
         return filter(is_sharded, self.watched.models)

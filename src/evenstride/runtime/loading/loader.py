@@ -1,4 +1,4 @@
-"""The training loader that users iterate over, and the micro-batches on their way through it."""
+"""The training loader that users iterate over, and how micro-batches pass through it."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ from evenstride.runtime.loading.shards import ShardReader, indexed
 from evenstride.runtime.loss.batch_in_hand import Retry, StepEvent
 from evenstride.runtime.loss.training_step import TrainingStep, checked
 
-# Rounding of a sum of weights.
+# Allowed rounding error of a sum of weights.
 _ALIKE = 1e-6
 
 
 class LoadedBatch(NamedTuple):
     """A loaded batch."""
 
-    batch: Any  # what the training loop gets
-    draw: Draw  # which step and samples it is of
+    batch: Any  # for the training loop
+    draw: Draw  # its step and samples
     keys: Keys  # of its samples in the data set
     weight: float | None  # from the weight function; ``None`` counts samples
 
 
 def smaller(draw: Draw, keys: Keys, at_most: int) -> Iterator[tuple[Draw, Keys]]:
-    """Yield the same samples in the fewest batches of at most ``at_most``, sizes alike."""
+    """Yield the same samples in the fewest batches of at most ``at_most`` and of similar sizes."""
     parts = micro_batches(range(len(keys)), at_most)
     for number, part in enumerate(parts):
         piece = draw._replace(
@@ -55,7 +55,7 @@ def smaller(draw: Draw, keys: Keys, at_most: int) -> Iterator[tuple[Draw, Keys]]
 
 
 def merge(items: list[LoadedBatch]) -> LoadedBatch:
-    """Return the consecutive batches of a step as one, without what was loaded."""
+    """Return consecutive batches of a step as one, without the loaded data."""
     draw = items[-1].draw._replace(samples=sum(item.draw.samples for item in items), first=True)
     weights = [item.weight for item in items if item.weight is not None]
     keys: list[Any] = [key for item in items for key in item.keys]
@@ -63,21 +63,22 @@ def merge(items: list[LoadedBatch]) -> LoadedBatch:
 
 
 def check_weights(whole: LoadedBatch, pieces: list[LoadedBatch]) -> None:
-    """Raise `ConfigError` unless the pieces' weights add up to the whole's, which was exchanged."""
+    """Raise `ConfigError` unless weights of the pieces add up to that of the whole batch."""
     if whole.weight is None:
         return
     total = sum(piece.weight or 0.0 for piece in pieces)
     if not math.isclose(total, whole.weight, rel_tol=_ALIKE):
         raise ConfigError(
-            f"weight_fn gave {whole.weight:g} for a batch of {whole.draw.samples} samples, and "
-            f"{total:g} for its {len(pieces)} pieces together; a batch that does not fit into "
-            "memory is trained in pieces, so the weight must be a sum over samples (tokens, say)"
+            f"weight_fn gave {whole.weight:g} for a batch of {whole.draw.samples} samples, but "
+            f"{total:g} for its {len(pieces)} micro-batches together. A batch that does not fit "
+            "into memory is split into micro-batches, so the weight must be a sum over samples "
+            "(of tokens, say)"
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Rank:
-    """The parts of a rank's `Stride` that its training loader works with."""
+    """The parts of a rank's `Stride` that its training loader uses."""
 
     coordinator: Coordinator
     step: TrainingStep
@@ -89,11 +90,11 @@ class Rank:
 
 
 class TrainLoader(DataLoader[Any]):
-    """A `DataLoader` whose batches are this rank's part of each global batch.
+    """A `DataLoader` whose batches are this rank's mini-batches or micro-batches.
 
-    ``len(loader)`` is the number of global steps of an epoch, on every rank and also with
-    micro-batches. One loop at a time may draw from it; a loop that was left is continued by
-    the next one, from the last committed step.
+    ``len(loader)`` is the number of steps of an epoch, equal on every rank, also with
+    micro-batches. Only one loop at a time may iterate over it. After a loop that stopped early,
+    the next loop continues from the last committed step.
     """
 
     def __init__(
@@ -130,12 +131,12 @@ class TrainLoader(DataLoader[Any]):
         return self._rank.progress.cursor.steps
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        """Return an iterator over the rest of the epoch; `LoaderBusy` during another loop."""
+        """Return an iterator over the rest of the epoch; raise `LoaderBusy` during a loop."""
         self._refuse_second_loop()
         return self._loop()
 
     def restart(self) -> None:
-        """Leave the rest of the epoch to the next one; `LoaderBusy` during a loop."""
+        """Skip the rest of the epoch and go to the next; raise `LoaderBusy` during a loop."""
         if self._busy:
             raise LoaderBusy("restart() was called inside the loop; leave the loop first")
         self._rank.progress.next_epoch()
@@ -145,35 +146,35 @@ class TrainLoader(DataLoader[Any]):
         return self._busy
 
     def retire(self) -> None:
-        """Refuse to be iterated over from now on: another loader has taken its place."""
+        """Refuse iteration from now on: another loader has replaced this one."""
         self._retired = True
 
     @property
     def own_s(self) -> float:
-        """Time this loader has spent in our own code on the training thread, in seconds."""
+        """Time spent in evenstride's own code on the training thread, in seconds."""
         return self._own_s + self._steps.own_s
 
     def _refuse_second_loop(self) -> None:
         if self._retired:
             raise LoaderBusy(
-                "another training loader of the same Stride has taken the place of this one; "
-                "iterate over that one, or use train=False for evaluation"
+                "another training loader of the same Stride has replaced this one; iterate over "
+                "the new one, or use train=False for evaluation"
             )
         if self._busy:
             raise LoaderBusy(
-                "a loop over this training loader is still going on, and both would train the "
-                "same samples; end it first (leave the loop, or close() its iterator)"
+                "a loop over this training loader is still running, and both loops would train "
+                "the same samples; end the first one (leave the loop, or close() its iterator)"
             )
 
     def _loop(self) -> Iterator[Any]:
-        self._refuse_second_loop()  # two iterators may have been made before either was used
+        self._refuse_second_loop()  # two iterators may exist before either is used
         rank, progress = self._rank, self._rank.progress
         self._stand()
         if rank.turns is not None:
             rank.turns.before_pass()
         self._busy = True
         self._begin_pass()
-        steps_before = progress.earlier + progress.step  # where workers do not keep step: of all
+        steps_before = progress.earlier + progress.step  # of all workers, without a common step
         try:
             yield from self._deliver()
             rank.step.clock.timer.epoch_ended()
@@ -189,7 +190,7 @@ class TrainLoader(DataLoader[Any]):
             rank.coordinator.exchange()
 
     def _stand(self) -> bool:
-        """Agree on who takes part in the next step; return whether it is another group."""
+        """Agree on the workers of the next step; return whether the group has changed."""
         before, self._standing = self._standing, self._rank.coordinator.stand()
         if self._standing is before:
             return False
@@ -199,11 +200,10 @@ class TrainLoader(DataLoader[Any]):
         return True
 
     def _begin_pass(self) -> None:
-        """Begin to draw at the committed position."""
         rank, progress = self._rank, self._rank.progress
         progress.begin_pass()
         if progress.first_since_load() and self._standing.rank == 0:
-            usage_errors.tell_if_epochs_begin_anew(progress.epoch)
+            usage_errors.tell_if_epochs_restart(progress.epoch)
         self._steps.begin(
             progress.epoch,
             progress.cursor,
@@ -215,7 +215,7 @@ class TrainLoader(DataLoader[Any]):
         )
 
     def _begin_again(self, epoch: int) -> bool:
-        """Begin anew among others; return whether they are still in this epoch."""
+        """Start again in a new group; return whether the group is still in this epoch."""
         self._end_pass()
         if self._rank.progress.epoch != epoch:
             return False
@@ -223,7 +223,7 @@ class TrainLoader(DataLoader[Any]):
         return True
 
     def _end_pass(self) -> None:
-        """Forget what is drawn and not trained."""
+        """Forget what was drawn but not trained."""
         self._steps.left()
         self._ready.clear()
         self._rank.step.clock.timer.pass_ended()
@@ -231,12 +231,12 @@ class TrainLoader(DataLoader[Any]):
         self._rank.progress.end_pass()
 
     def _deliver(self) -> Iterator[Any]:
-        """Yield the batches, fetched in this process at first and by the workers then."""
+        """Yield the batches, loaded in this process during the opening and by workers after it."""
         rank, fresh, between_steps = self._rank, True, True
         clock, batch = rank.step.clock, rank.step.batch
         epoch, opening = rank.progress.epoch, self._cold
         source = self._source()
-        given: list[LoadedBatch] = []  # of the step in hand
+        given: list[LoadedBatch] = []  # of the current step
         while True:
             self._check_came_through()
             asked_s = clock.timer.fetch_started()
@@ -245,19 +245,19 @@ class TrainLoader(DataLoader[Any]):
                 between_steps = False
             batch.check_finished()
             if self._standing.gate.opening:
-                clock.timer.settle()  # the decision about the next step waits for the last
+                clock.timer.settle()  # the decision about the next step waits for this one's time
             if between_steps:
                 self._end_step()
                 another = self._stand()
                 if another and not self._begin_again(epoch):
-                    return  # the others have ended this epoch
-                # Processes would load ahead, under shares that the opening is still to find.
+                    return  # the new group has ended this epoch
+                # Loader processes would load ahead, with shares that the opening has yet to find.
                 if another or opening != self._cold:
                     opening, fresh = self._cold, True
                     started_s = clock.timer.now()
-                    del source  # its processes end before others are forked
+                    del source  # its processes end before new ones are forked
                     source = self._source()
-                    asked_s += clock.timer.now() - started_s  # torch's own
+                    asked_s += clock.timer.now() - started_s  # the time is torch's, not ours
             self._own_s += clock.timer.now() - asked_s
             item = self._fetch(source)
             if item is None:
@@ -268,19 +268,19 @@ class TrainLoader(DataLoader[Any]):
             between_steps, fresh = item.draw.last, fresh and not item.draw.last
 
     def _hand_out(self, item: LoadedBatch, *, fresh: bool) -> None:
-        """Begin the step of a fetched batch; ``fresh`` in the first step of a pass."""
+        """Begin the step of a loaded batch; ``fresh`` in the first step of a pass."""
         step, clock, draw = self._rank.step, self._rank.step.clock, item.draw
         fetched_s = clock.timer.now()
         self._rank.progress.keep_parts(self._steps.parts)
         step.begin(draw, item.weight)
-        # The first step of a pass also pays for the start of the loader.
+        # The first step of a pass includes the start of the loader.
         modelled = not fresh and draw.share > 0
         handed_s = clock.timer.fetch_ended(draw.step, draw.share, modelled=modelled)
         clock.handed_out(draw.samples, compiled=step.watched.compiled)
         self._own_s += handed_s - fetched_s
 
     def _check_came_through(self) -> None:
-        """Raise why the last backward pass never came through, if it did not."""
+        """Raise the reason why the last backward pass did not finish, if it did not."""
         if self._rank.step.batch.failed:
             self._rank.step.optimizers.check_stepped()
             self._rank.coordinator.explain_failure()
@@ -293,20 +293,20 @@ class TrainLoader(DataLoader[Any]):
 
     @property
     def _cold(self) -> bool:
-        """Whether the loader's processes wait until the first split is found."""
+        """Whether loader processes wait until the first split is found."""
         return self._standing.gate.opening and self.num_workers > 0
 
     def _source(self) -> Iterator[Any]:
-        """Return an iterator over what is loaded from here on, by whoever loads now."""
+        """Return an iterator over the batches from here on, loaded here or by loader processes."""
         if self._cold:
             return self._here(self.batch_sampler)
         if self._reader is not None and self.num_workers:
-            self._reader.release()  # forked, they would share what is open here
+            self._reader.release()  # forked processes would share the open files
         return self._whole(super().__iter__())
 
     def _whole(self, source: Iterator[Any]) -> Iterator[Any]:
-        """Return an iterator over what is loaded, and over what comes back from other workers."""
-        if self._steps.finished:  # nothing does
+        """Return an iterator that also yields samples that other workers have returned."""
+        if self._steps.finished:  # no samples are returned
             return source
 
         def whole() -> Iterator[Any]:
@@ -317,7 +317,6 @@ class TrainLoader(DataLoader[Any]):
         return whole()
 
     def _here(self, batches: Any) -> Iterator[Any]:
-        """Return an iterator that loads batches in the training process."""
         options = DataLoaderOptions(
             collate_fn=self.collate_fn, pin_memory=self.pin_memory, generator=self.generator
         )
@@ -328,13 +327,13 @@ class TrainLoader(DataLoader[Any]):
         item, fits = self._fetch_drawn(source), self._rank.step.limits.learned
         if item is None or fits is None or item.draw.samples <= fits:
             return item
-        self._put_back(item)  # it was drawn before that was known
+        self._put_back(item)  # it was drawn before the limit was known
         return self._ready.popleft()
 
     def _put_back(self, item: LoadedBatch) -> None:
-        """Let the samples of a batch that does not fit into memory come again, in smaller ones."""
+        """Yield the samples of a batch that does not fit into memory again, in smaller batches."""
         fits = self._rank.step.limits.at_most
-        assert fits is not None, "what does not fit is known by a size that may"
+        assert fits is not None, "a failed batch sets a size that may fit"
         pieces = list(smaller(item.draw, item.keys, fits))
         batches = self._here(BatchStream([keys for _, keys in pieces]))
         items = [
@@ -360,8 +359,8 @@ class TrainLoader(DataLoader[Any]):
         item = self._item(batch)
         if item.weight is None:
             return item
-        # All of a step's micro-batches are fetched before the first is handed out, because the sum
-        # of their weights is needed to scale it.
+        # All micro-batches of a step are loaded before the first is yielded, because scaling it
+        # needs the sum of their weights.
         self._ready.append(item)
         while not self._ready[-1].draw.last:
             self._ready.append(self._item(next(source)))

@@ -1,12 +1,12 @@
-"""What a training loader is laid out like, and a few of its samples: compared between the ranks.
+"""Compares the settings of a loader, and a few of its samples, between the ranks.
 
-Every rank looks up its part of each global batch by index. If the ranks hold different data (random
-numbers or a `random_split` without a seed, a part of the data per rank), some samples are trained
-twice and others never, and nothing fails.
+Every rank looks up its part of each global batch by index. If the ranks have different data, some
+samples are trained twice and others never, and no error shows it. Causes are random numbers or a
+`random_split` without a seed, or data that is already split by rank.
 
-Ranks on unlike machines decode and transform the same file to slightly different numbers, so a
-digest of the bytes alone would refuse equal data. A `Likeness` tells what must be equal (labels,
-shapes, texts) from what may differ a little (pixels, features).
+Machines of different kinds decode and transform the same file to slightly different numbers, so a
+digest of the bytes alone would refuse equal data. A `Likeness` separates what must be equal
+(labels, shapes, texts) from what may differ a little (pixels, features).
 """
 
 from __future__ import annotations
@@ -45,43 +45,43 @@ from evenstride.runtime.usage_errors import check_whole
 
 logger = logging.getLogger("evenstride")
 
-# More numbers than this are a picture or a signal, which decoders round differently.
+# Arrays with more numbers than this are images or signals, which decoders round differently.
 _SMALL = 64
 _PARTS = 8
 _WINDOW = 16
-# Arrays are thinned out to about so many numbers before they are summed up.
+# Arrays are thinned out to about this many numbers before they are averaged.
 _MOST_NUMBERS = 1 << 20
-_MOST_NEAR = 8  # arrays of one sample that are compared by their numbers
+_MOST_NEAR = 8  # arrays per sample whose numbers are compared
 _DEEPEST = 8
 _LONGEST = 1000
-# As a part of the root mean square of an array.
+# As a fraction of the root mean square of an array.
 _TOLERANCE, _TOLERANCE_OF_SMALL = 0.03, 1e-4
 
 _PLACE = re.compile(r"^(?:/|~|\\\\|[A-Za-z]:[\\/]|[a-z][a-z0-9+.-]*://)\S")
-_BUDGET_S = 0.05  # after which no further sample is looked at
-_TOO_SLOW_S = 0.125  # after which a sample is not loaded a second time
-# Where samples are looked at, as parts of the data set, in the order in which they are.
+_BUDGET_S = 0.05  # after which no further sample is compared
+_TOO_SLOW_S = 0.125  # after which a sample is not loaded a second time.
+# Places in the data set at which samples are compared, in this order.
 _PLACES = (0.0, 0.5, 0.25, 0.75, 0.125, 0.625, 0.375, 0.875)
-_DEEPEST_WRAPPER = 5  # wrappers around a data set that are looked into
-_FEW = 1000  # indices of a subset that are looked at
+_DEEPEST_WRAPPER = 5  # nested wrappers of a data set that are searched
+_FEW = 1000  # indices of a subset that are examined
 _LONG = 10_000
 
 SPLIT = (
     "the data set is already split by rank; give every rank the whole data set, and the loader "
-    "deals its samples out"
+    "splits it"
 )
 _CAUSES = {
     "split": "Likely cause: random_split() without a seeded generator. Pass "
     "generator=torch.Generator().manual_seed(0).",
     "part": f"Likely cause: {SPLIT}.",
-    "": "Likely cause: the data set is made of random numbers without a seed (call "
-    "torch.manual_seed(0) before it is made), or it is already split by rank (give every rank the "
-    "whole data set, and the loader deals its samples out).",
+    "": "Likely cause: the data set consists of random numbers without a seed (call "
+    "torch.manual_seed(0) before creating it), or it is already split by rank (give every rank "
+    "the whole data set, and the loader splits it).",
 }
 
 
 class LoaderSettings(Protocol):
-    """What the settings of a run say about its loaders."""
+    """The settings of a run that concern its loaders."""
 
     @property
     def global_batch(self) -> int: ...
@@ -96,21 +96,21 @@ class LoaderSettings(Protocol):
 
 
 class LoaderCalls(Protocol):
-    """What making a loader needs of the calls that all ranks make together."""
+    """The collective calls that are needed to create a loader."""
 
     rank: int
 
     def seed_to_compare(self, seed: int) -> int | None:
-        """Return the seed of samples that are compared between ranks; ``None`` for none."""
+        """Return the seed for comparing samples between ranks; ``None`` to compare none."""
 
     def agree(
         self, call: str, show: Callable[[], Plain], judge: Callable[[list[Plain]], Plain]
     ) -> Plain:
-        """Return what the leader makes of what all ranks show; collective."""
+        """Return the leader's verdict on what all ranks show; a collective call."""
 
 
 def layout(dataset: Any, asked: LoaderOptions, processes: int, seed: int | None) -> Plain:
-    """Return what all ranks must have alike, and what each has of its own, as JSON types."""
+    """Return the settings that all ranks must share, and those of this rank, as JSON types."""
     return {
         "length": dataset_length(dataset),
         "shards": digest(lengths_of(dataset)),
@@ -126,7 +126,7 @@ def layout(dataset: Any, asked: LoaderOptions, processes: int, seed: int | None)
 
 
 def judge_loader(shown: list[Plain], topic: str = "the training loader") -> Plain:
-    """Compare the layouts and the data; micro-batches on one rank mean `accumulate` on all."""
+    """Compare settings and data; if one rank has micro-batches, all ranks need `accumulate`."""
     micro, lanes, data = (
         tuple(mine.pop(name) for mine in shown) for name in ("micro", "lanes", "data")
     )
@@ -136,7 +136,7 @@ def judge_loader(shown: list[Plain], topic: str = "the training loader") -> Plai
 
 
 def order_of(dataset: Any, agreed: Plain, asked: LoaderOptions, seed: int) -> EpochOrder:
-    """Return how the epochs of a training loader are laid out, given what the ranks agreed on."""
+    """Return the layout of a training loader's epochs, from what the ranks agreed on."""
     shards = lengths_of(dataset)
     return EpochOrder(
         length=agreed["length"],
@@ -150,7 +150,7 @@ def order_of(dataset: Any, agreed: Plain, asked: LoaderOptions, seed: int) -> Ep
 
 
 def dealing(dataset: Any, agreed: Plain) -> ShardAssignment | None:
-    """Return where an evaluation of shards begins; nothing for other data."""
+    """Return how an evaluation of shards begins; ``None`` for other data."""
     return order_of(dataset, agreed, LoaderOptions(shuffle=False), seed=0).dealing(epoch=0)
 
 
@@ -162,11 +162,11 @@ def check_loader(
     *,
     by_cost: bool,
 ) -> None:
-    """Raise `ConfigError` unless a training loader can be laid out as it is asked for."""
+    """Raise `ConfigError` unless a training loader with these options is possible."""
     length = dataset_length(dataset)
     if asked.drop_last and EpochCursor(length, global_batch, drop_last=True).end == 0:
         raise ConfigError(
-            f"drop_last leaves nothing: the data set has {length} samples, fewer than the global "
+            f"drop_last leaves no batch: the data set has {length} samples, fewer than the global "
             f"batch of {global_batch}; lower the global batch or leave drop_last out"
         )
     check_micro_batch(asked.max_micro_batch)
@@ -175,15 +175,16 @@ def check_loader(
     other = "partition='epoch'" if asked.by_epoch else "cost_fn" if by_cost else ""
     if other and lengths_of(dataset):
         raise ConfigError(
-            f"{other} chooses samples from all over the data set, and Shards are read in a row by "
-            f"whoever has them; leave {other.partition('=')[0]} out, or use a map-style data set"
+            f"{other} needs samples from anywhere in the data set, but Shards are read "
+            f"sequentially by one rank each; leave {other.partition('=')[0]} out, or use a "
+            "map-style data set"
         )
 
 
 def check_unaligned_loader(
     mode: SyncMode, dataset: Any, asked: LoaderOptions, *, by_cost: bool
 ) -> None:
-    """Refuse ways to deal samples out that need the same steps on all ranks."""
+    """Refuse ways to split samples that need the same steps on all ranks."""
     if asked.weight_fn is not None:
         refuse_weights(mode)
     if mode.lockstep:
@@ -196,7 +197,7 @@ def check_unaligned_loader(
     for what, given in asked_for.items():
         if given:
             raise ConfigError(
-                f"{what} deals samples out over all workers of a step, and with "
+                f"{what} splits samples over all workers of a step, but with "
                 f'sync="{mode}" workers have no step in common; leave it out, or use sync="bsp-ps"'
             )
 
@@ -204,14 +205,13 @@ def check_unaligned_loader(
 def _check_quantum(micro: int | None, quantum: int, *, by_cost: bool) -> None:
     if by_cost and quantum > 1:
         raise ConfigError(
-            "cost_fn deals samples out by cost, so a rank's number of samples is no "
+            "cost_fn splits samples by cost, so a rank's number of samples is not a "
             f"multiple of quantum={quantum}; leave one of them out"
         )
     if quantum > 1 and micro is not None and quantum % micro:
         raise ConfigError(
-            f"shares of this rank are multiples of quantum={quantum}, and max_micro_batch={micro} "
-            f"does not cut them into whole micro-batches; use max_micro_batch={quantum}, or a part "
-            "of it without a rest"
+            f"shares of this rank are multiples of quantum={quantum}, but max_micro_batch={micro} "
+            f"does not divide it; use max_micro_batch={quantum}, or a number that divides it"
         )
 
 
@@ -221,7 +221,7 @@ def check_micro_batch(size: int | None) -> None:
 
 
 class Likeness:
-    """What a sample of any type looks like; what has no stable content counts by its type alone."""
+    """Outline of a sample of any type; objects without stable content count by type alone."""
 
     def __init__(self, sample: Any) -> None:
         self._exact, self._bits = xxhash.xxh3_64(), xxhash.xxh3_64()
@@ -243,7 +243,7 @@ class Likeness:
         elif value is None or isinstance(value, (bool, int, str, bytes, PurePath, Enum)):
             self._note(_stable(value))
         elif callable(getattr(value, "tobytes", None)) and hasattr(value, "mode"):
-            self._add_array(np.asarray(value))  # an image of PIL
+            self._add_array(np.asarray(value))  # a PIL image
         elif depth < _DEEPEST and len(parts := _parts(value)) <= _LONGEST:
             self._note(f"{type(value).__name__} of {len(parts)}")
             for part in parts:
@@ -276,7 +276,7 @@ class Likeness:
 
 
 def alike(one: Plain, other: Plain) -> bool:
-    """Return whether two likenesses are those of equal samples, up to rounding."""
+    """Return whether two likenesses belong to equal samples, up to rounding."""
     if one["exact"] != other["exact"] or len(one["near"]) != len(other["near"]):
         return False
     return all(map(_close, one["near"], other["near"]))
@@ -288,13 +288,13 @@ def _close(one: Sequence[float], other: Sequence[float]) -> bool:
 
 
 def _outline(flat: npt.NDArray[Any], tolerance: float) -> list[float]:
-    """Return the tolerance, and means of parts of an array that tell it from another one."""
+    """Return the tolerance, then means of parts of an array that distinguish it from others."""
     if flat.dtype.kind == "c":
         flat = np.concatenate([flat.real, flat.imag])
     thinned = flat[:: max(1, flat.size // _MOST_NUMBERS)].astype(np.float64)
     numbers = np.nan_to_num(thinned, nan=0.0, posinf=0.0, neginf=0.0)
     means = [part.mean() for part in np.array_split(numbers, min(_PARTS, numbers.size))]
-    if numbers.size > _SMALL:  # means of large parts of two noisy signals would be equal
+    if numbers.size > _SMALL:  # large parts of two noisy signals have equal means
         starts = np.linspace(0, numbers.size - _WINDOW, _PARTS).astype(int)
         means += [numbers[start : start + _WINDOW].mean() for start in starts]
     allowed = tolerance * float(np.sqrt(np.square(numbers).mean()))
@@ -302,7 +302,7 @@ def _outline(flat: npt.NDArray[Any], tolerance: float) -> list[float]:
 
 
 def _stable(value: object) -> object:
-    """Return a value without what differs between machines that hold the same data."""
+    """Return a value without the parts that differ between machines with the same data."""
     if isinstance(value, Enum):
         return value.name
     if isinstance(value, PurePath):
@@ -313,7 +313,7 @@ def _stable(value: object) -> object:
 
 
 def _parts(value: object) -> list[Any]:
-    """Return what a container holds, in an order that is the same everywhere; else nothing."""
+    """Return a container's items, in an order that is equal on all machines; else an empty list."""
     if isinstance(value, Mapping):
         return [part for key in sorted(value, key=str) for part in (str(key), value[key])]
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -326,9 +326,9 @@ def _parts(value: object) -> list[Any]:
 
 
 def look(dataset: Any, seed: int, processes: int) -> Plain:
-    """Return what some samples look like on this rank, as JSON types; see `judge_data`."""
-    # From a copy, so that what a data set counts, caches or opens while it loads stays as it was,
-    # and no open file is inherited by worker processes.
+    """Return outlines of some samples on this rank, as JSON types; see `judge_data`."""
+    # From a copy, so that loading does not change the data set's counters, caches and open files,
+    # and worker processes inherit no open file.
     source = _copied(dataset)
     if source is None and processes:
         logger.debug("the ranks' data is not compared: the data set cannot be copied")
@@ -337,7 +337,7 @@ def look(dataset: Any, seed: int, processes: int) -> Plain:
     samples: Plain = {}
     try:
         _look_at(data, _indices(dataset), seed, samples)
-    except Exception as error:  # training will say it, if it is more than looking too early
+    except Exception as error:  # training raises it again, unless it came from loading too early
         logger.debug("the ranks' data is not compared any further: a sample failed", exc_info=error)
     if isinstance(data, ShardReader):
         data.release()
@@ -345,9 +345,8 @@ def look(dataset: Any, seed: int, processes: int) -> Plain:
 
 
 def _look_at(data: Any, indices: list[int], seed: int, samples: Plain) -> None:
-    """Add what samples look like until the time is up."""
     started_s = time.perf_counter()
-    # Under the samples' own seeds, as in training.
+    # With the samples' own seeds, as in training.
     seeds = item_seeds(seed, 0, np.array(indices))
     seeded = SeededDataset(data)
     for key in zip(indices, seeds.tolist(), strict=True):
@@ -363,14 +362,14 @@ def _look_at(data: Any, indices: list[int], seed: int, samples: Plain) -> None:
 
 
 def judge_data(shown: Sequence[Plain], topic: str) -> None:
-    """Compare what all ranks have shown, and raise `RanksDisagree` if most samples are others."""
+    """Compare what all ranks have shown; raise `RanksDisagree` if most samples differ."""
     of_ranks = [mine.get("samples", {}) for mine in shown]
     common = [index for index in of_ranks[0] if all(index in samples for samples in of_ranks)]
     others: list[int] = []
     slightly: list[int] = []
     for rank, samples in enumerate(of_ranks):
         different = [i for i in common if not alike(of_ranks[0][i], samples[i])]
-        # Most must differ: decoders of other versions change a few.
+        # Most must differ: another version of a decoder changes a few.
         if 2 * len(different) > len(common):
             others.append(rank)
         elif any(samples[i] != of_ranks[0][i] for i in common):
@@ -379,20 +378,21 @@ def judge_data(shown: Sequence[Plain], topic: str) -> None:
         made = next((mine["made"] for mine in shown if mine["made"]), "")
         raise RanksDisagree(
             f"the ranks have different data in {topic}: sample {common[0]} on rank "
-            f"{listed(others)} is not the one on rank 0. {_CAUSES[made]} If the samples are meant "
-            "to differ, pass check_data=False."
+            f"{listed(others)} differs from that on rank 0. {_CAUSES[made]} If the samples are "
+            "meant to differ, pass check_data=False."
         )
     if slightly:
         logger.warning(
-            "a few samples of %s differ between rank %s and rank 0, or differ slightly. Different "
-            "versions of a decoder do that. Check that every rank has the same files and packages.",
+            "a few samples of %s differ between rank %s and rank 0, or all differ slightly. "
+            "Different versions of a decoder do that. Check that every rank has the same files "
+            "and packages.",
             topic,
             listed(slightly),
         )
 
 
 def _indices(dataset: Any) -> list[int]:
-    """Return the samples to look at: the first of some shards, or some from all over."""
+    """Return the samples to compare: the first of some shards, or some from the whole data set."""
     shards = lengths_of(dataset)
     if shards:
         ends = accumulate(shards)
@@ -403,7 +403,7 @@ def _indices(dataset: Any) -> list[int]:
 
 
 def _made(dataset: Any) -> str:
-    """Return how a data set was cut out of another one, as far as it can be seen."""
+    """Return how a data set was made out of another one, as far as it is visible."""
     for _ in range(_DEEPEST_WRAPPER):
         if isinstance(dataset, Subset):
             indices = [int(index) for index in dataset.indices[:_FEW]]
@@ -417,7 +417,7 @@ class _CheckDeadline(Exception):
 
 
 class _Sink(io.BytesIO):
-    """Takes bytes until a time is over."""
+    """Accepts bytes until a deadline."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -430,7 +430,7 @@ class _Sink(io.BytesIO):
 
 
 class _Sharing(pickle.Pickler):
-    """Pickles an object, but shares what is large and not changed by loading a sample."""
+    """Pickles an object, but shares large parts that loading a sample does not change."""
 
     def __init__(self, sink: io.BytesIO) -> None:
         super().__init__(sink, protocol=pickle.HIGHEST_PROTOCOL)
@@ -465,7 +465,7 @@ class _Shared(pickle.Unpickler):
 
 
 def _copied(dataset: Any) -> Any:
-    """Return a copy whose large tables are the data set's own; ``None`` where that cannot be."""
+    """Return a copy that shares the data set's large tables; ``None`` if it cannot be copied."""
     sink = _Sink()
     pickler = _Sharing(sink)
     try:

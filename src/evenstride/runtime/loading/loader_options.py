@@ -1,8 +1,8 @@
-"""What loaders take: torch's own options, and ours, with the costs of samples and calibration.
+"""Options of loaders, torch's and evenstride's, with the costs of samples and calibration.
 
-``EVENSTRIDE_CALIBRATE=0.333:1.5,0.2:1.5`` makes a lone process train on 0.333 of the global batch
-for 1.5 seconds, then on 0.2 of it, and then end; its trace holds the times. So a script's true
-curve is measured.
+``EVENSTRIDE_CALIBRATE=0.333:1.5,0.2:1.5`` makes a single process train with 0.333 of the global
+batch for 1.5 seconds, then with 0.2 of it, and then end. Its trace has the step times, which
+measure the script's step time as a function of the share.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from evenstride.runtime.loading.shards import Shards
 
 _DECIDED_BY_US = ("batch_size", "sampler", "batch_sampler")
 _FEWEST_STEPS = 4  # of each size in a calibration
-# Samples that stand for the others where ranks compare their cost functions.
+# Number of samples by which ranks compare their cost functions.
 _PROBES = 64
 
 CostFn = Callable[[int], float] | Sequence[float] | npt.NDArray[Any] | torch.Tensor
-"""A function of a sample's index, or one number for each sample."""
+"""A function of a sample's index, or one number per sample."""
 
 
 class DataLoaderOptions(TypedDict, total=False):
-    """What `torch.utils.data.DataLoader` takes and we pass on unchanged."""
+    """Options of `torch.utils.data.DataLoader` that are passed on unchanged."""
 
     num_workers: int
     collate_fn: Callable[[list[Any]], Any] | None
@@ -49,58 +49,58 @@ class DataLoaderOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class LoaderOptions:
-    """What a training loader takes beyond torch's own."""
+    """Options of a training loader beyond torch's own."""
 
-    shuffle: bool = True  # anew in each epoch
-    drop_last: bool = False  # the last, incomplete global batch
-    by_epoch: bool = False  # each rank keeps to a part of the data set for a whole epoch
+    shuffle: bool = True  # in each epoch in another order
+    drop_last: bool = False  # leave out the last, incomplete global batch.
+    by_epoch: bool = False  # each rank keeps one part of the data set for a whole epoch
     weight_fn: Callable[[Any], float] | None = None  # weight of a (micro-)batch, such as its tokens
-    # Most samples in one batch; with costs, the most one may cost.
+    # Largest micro-batch, in samples; with costs, in cost.
     max_micro_batch: int | None = None
-    costs: Costs | None = None  # of the samples, by which shares are dealt out
-    seeded: bool = True  # each sample is loaded under a seed of its own
-    cold_prefetch: bool = False  # worker processes start before the first split is found
-    # Global batches to use, step by step, until they end (calibration).
+    costs: Costs | None = None  # of the samples; shares are then in proportion to cost
+    seeded: bool = True  # each sample is loaded with a random seed of its own
+    cold_prefetch: bool = False  # loader processes start before the first split is found.
+    # Global batches of a calibration, one per step, until they end.
     sizes: Iterator[int] | None = None
-    check_data: bool = True  # a few samples are compared between the ranks
+    check_data: bool = True  # compare a few samples between the ranks
 
 
 def dataset_length(dataset: Any) -> int:
-    """Return the number of samples; `ConfigError` if the data set has no length, or no samples."""
+    """Return the number of samples; raise `ConfigError` without a length or samples."""
     if isinstance(dataset, Shards):
         return len(dataset)
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
         raise ConfigError(
-            f"{type(dataset).__name__} gives its samples in an order of its own, so they cannot "
-            "be dealt out exactly once; use a map-style data set with __getitem__ and __len__, or "
-            "evenstride.Shards(lengths, read) for data that is read in a row"
+            f"{type(dataset).__name__} yields samples in an order of its own, so evenstride cannot "
+            "serve each sample exactly once; use a map-style data set with __getitem__ and "
+            "__len__, or evenstride.Shards(lengths, read) for a sequential data set"
         )
     try:
         length = len(dataset)
     except (TypeError, NotImplementedError, AttributeError):
         raise ConfigError(
-            f"{type(dataset).__name__} has no length, so its samples cannot be dealt out exactly "
-            "once; give it a __len__"
+            f"{type(dataset).__name__} has no length, so evenstride cannot serve each sample "
+            "exactly once; give it a __len__"
         ) from None
     if length < 1:
-        raise ConfigError(f"the {type(dataset).__name__} has no samples; give one with at least 1")
+        raise ConfigError(f"the {type(dataset).__name__} has no samples; it needs at least 1")
     return length
 
 
 def refuse_batching(options: dict[str, Any]) -> None:
-    """Raise `ConfigError` if the caller tries to set what the loader decides itself."""
+    """Raise `ConfigError` for options that the loader sets itself."""
     for name in _DECIDED_BY_US:
         if name in options:
             raise ConfigError(
-                f"{name} cannot be set: the loader deals out the global batch of the Stride. Set "
+                f"{name} cannot be set: the loader splits the global batch of the Stride. Set "
                 "Stride(global_batch=...), shuffle=, or max_micro_batch= instead"
             )
     if not options.get("in_order", True):
-        raise ConfigError("in_order=False cannot be: batches must come in the order of the steps")
+        raise ConfigError("in_order=False is not possible: batches must come in step order")
 
 
 def check_options(options: DataLoaderOptions) -> None:
-    """Raise `ConfigError` unless torch's loader takes these options; nothing is started."""
+    """Raise `ConfigError` unless torch's loader accepts these options; starts no process."""
     refuse_batching(dict(options))
     try:
         DataLoader(TensorDataset(), batch_sampler=BatchStream([[0]]), **options)
@@ -110,8 +110,8 @@ def check_options(options: DataLoaderOptions) -> None:
 
 def own_generator(seed: int, rank: int) -> torch.Generator:
     """Return the generator that seeds a loader's worker processes."""
-    # torch would take the global one, and leave it changed. Each rank's own, because samples that
-    # are not seeded one by one are augmented with what the worker processes got.
+    # By default torch would use the global generator and change its state. Each rank has its own
+    # seed, because samples that are not seeded one by one use the seeds of the worker processes.
     own_seed = int(item_seeds(seed, 0, np.array([rank]))[0])
     return torch.Generator().manual_seed(own_seed >> 1)
 
@@ -130,7 +130,7 @@ class BatchStream(Sampler[list[Any]]):
 
 
 class Costs:
-    """What each sample of a data set costs, such as its tokens: a positive and finite number."""
+    """Cost of each sample of a data set, such as its tokens: a positive and finite number."""
 
     def __init__(self, cost_fn: CostFn, length: int) -> None:
         self._length = length
@@ -148,13 +148,13 @@ class Costs:
         self._known = _checked(known, np.arange(length))
 
     def of(self, indices: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-        """Return the costs of some samples, ``(n,)``; quick if they were given as an array."""
+        """Return the costs of some samples, ``(n,)``; fast if they were given as an array."""
         if self._function is None:
             return np.asarray(self._known[indices])
         return _checked(np.array([self._cost(index) for index in indices.tolist()]), indices)
 
     def _cost(self, index: int) -> float:
-        assert self._function is not None, "else the costs are known"
+        assert self._function is not None, "otherwise the costs are known"
         try:
             return float(self._function(index))
         except Exception as error:
@@ -166,7 +166,7 @@ class Costs:
     def digest(self) -> str:
         """Return a text that is equal on ranks with equal costs."""
         probes = np.linspace(0, self._length - 1, min(_PROBES, self._length)).astype(np.int64)
-        # To call a function for every sample could take minutes.
+        # Calling a function for every sample could take minutes.
         costs = self._known if self._function is None else self.of(probes)
         return f"costs with the checksum {hashlib.sha256(costs.tobytes()).hexdigest()[:16]}"
 
@@ -186,20 +186,20 @@ def _checked(
 
 @dataclass(frozen=True, slots=True)
 class CalibrationStage:
-    """One batch size and how long it is served."""
+    """One batch size and the time for which it is used."""
 
     part: float  # of the global batch
     seconds: float  # at least so long, and at least a few steps
 
 
 def parse_stages(text: str) -> tuple[CalibrationStage, ...]:
-    """Return the stages in ``PART:SECONDS,...``; `ConfigError` if it is not understood."""
+    """Return the stages in ``PART:SECONDS,...``; raise `ConfigError` if they are invalid."""
     pairs = [numbers(stage.replace(":", ",")) for stage in text.split(",")]
     stages = tuple(CalibrationStage(*pair) for pair in pairs if len(pair) == 2)
     if len(stages) < len(pairs) or not all(0 < s.part <= 1 and s.seconds >= 0 for s in stages):
         raise ConfigError(
-            f"EVENSTRIDE_CALIBRATE is {text!r}; write PART:SECONDS,... with parts of the global "
-            "batch above 0 and at most 1, such as 0.333:1.5,0.2:1.5"
+            f"EVENSTRIDE_CALIBRATE is {text!r}; write PART:SECONDS,..., each PART a fraction of "
+            "the global batch above 0 and at most 1, such as 0.333:1.5,0.2:1.5"
         )
     return stages
 
@@ -219,7 +219,7 @@ def batch_sizes(
 
 
 def calibration(text: str | None, world_size: int, global_batch: int) -> Iterator[int] | None:
-    """Return the batch sizes that ``EVENSTRIDE_CALIBRATE`` asks for, if it asks for any."""
+    """Return the batch sizes of ``EVENSTRIDE_CALIBRATE``; ``None`` if it is not set."""
     if text is None:
         return None
     stages = parse_stages(text)

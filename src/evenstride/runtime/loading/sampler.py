@@ -1,4 +1,4 @@
-"""Which samples this rank loads next, drawn ahead of training by the data loader."""
+"""Which samples this rank loads next; the data loader draws them ahead of training."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from evenstride.runtime.loading.micro_batch_limits import MicroBatchLimits
 from evenstride.runtime.loading.position import EpochOrder
 from evenstride.runtime.loading.seeding import Keys, item_seeds
 
-# Steps planned at a time: enough for the code to run warm, few enough to throw away.
+# Steps planned at once: enough for the code to run warm, few enough to discard.
 _AHEAD = 64
 
 
 class _Planned(NamedTuple):
-    """A step as it will be drawn if its shares are still the expected ones."""
+    """A step as it will be drawn if its shares are the expected ones."""
 
     shares: Shares
     window: int
@@ -45,12 +45,12 @@ class _Planned(NamedTuple):
 class StepSampler:
     """A batch sampler whose batches are this rank's part of each step.
 
-    Every iterator over it continues where the last one stopped, so that the loader can start in the
-    training process and go on in worker processes.
+    Each iterator over it continues where the previous one stopped. So the loader can start in the
+    training process and continue in loader processes.
 
-    Steps are planned some way ahead, under the shares as they are known then, and a plan is thrown
-    away when its step is drawn under others. In the middle of training a step's own Python runs on
-    cold caches, several times slower than the same code run many times in a row.
+    Steps are planned some way ahead, with the shares known at that time. A plan is discarded if its
+    step is drawn with other shares. Planning is done in bulk because between training steps Python
+    runs with cold caches, several times slower than code that runs many times in a row.
     """
 
     def __init__(
@@ -60,8 +60,8 @@ class StepSampler:
         rank: int,
         fit: MicroBatchLimits,
         *,
-        seeded: bool = True,  # keys carry a seed for the sample's randomness
-        sizes: Iterator[int] | None = None,  # global batches to use instead (calibration)
+        seeded: bool = True,  # whether keys have a seed for the sample's randomness
+        sizes: Iterator[int] | None = None,  # global batches of a calibration
         costs: Costs | None = None,
     ) -> None:
         self._costs, self._revision = costs, fit.revision
@@ -86,11 +86,11 @@ class StepSampler:
         step: int,
         limit: int | None,  # step to stop before
         *,
-        whole_first: bool = False,  # no rank cuts the first step into micro-batches
-        parts: Shares = (),  # shares that cut the data set when this epoch began
-        dealing: ShardAssignment | None = None,  # what is left of the shards here
+        whole_first: bool = False,  # no rank splits the first step into micro-batches
+        parts: Shares = (),  # shares that split the data set at the start of this epoch
+        dealing: ShardAssignment | None = None,  # the rest of the shards at this position
     ) -> None:
-        """Start drawing at a committed position; whatever was drawn before is forgotten."""
+        """Start drawing at a committed position; forget what was drawn before."""
         if epoch != self._epoch:
             order = self.order
             shuffled = order.shuffle and not order.shards
@@ -107,25 +107,25 @@ class StepSampler:
         self._gate.rewind(step)
 
     def regroup(self, gate: DrawBarrier, rank: int) -> None:
-        """Draw another rank's part by another gate, from the next `begin` on."""
+        """Draw the part of another rank, with another draw barrier, from the next `begin` on."""
         self._gate, self._rank = gate, rank
 
     @property
     def parts(self) -> Shares:
-        """The shares that cut the data set for this epoch; none where it is not cut."""
+        """The shares that split the data set for this epoch; empty if it is not split."""
         return () if self._parts is None else self._parts.shares
 
-    finished = True  # whether the epoch is over where an iterator ends
+    finished = True  # whether the epoch is over when an iterator ends
 
     def left(self) -> None:
-        """Note that the loop was left: what is drawn and not trained will be drawn again."""
+        """Note that the loop has ended: what was drawn but not trained will be drawn again."""
 
     def delivered(self) -> tuple[Draw, Keys]:
-        """Return the draw and the keys of the batch that the loader hands out now."""
+        """Return draw and keys of the batch that the loader yields now."""
         return self._drawn.popleft()
 
     def __iter__(self) -> Iterator[Keys]:
-        if self._epoch < 0:  # no loop of ours has begun
+        if self._epoch < 0:  # none of our loops has begun
             raise usage_errors.drawn_elsewhere()
         while self._step != self._limit:
             started_s, waited_s = time.perf_counter(), self._gate.waited_s
@@ -137,12 +137,12 @@ class StepSampler:
             yield from batches
 
     def _next_step(self) -> tuple[Keys, ...]:
-        """Draw one step: note its batches as drawn, and return their keys; none at the end."""
+        """Draw one step: note its batches as drawn, and return their keys; empty at the end."""
         outdated = self._revision != self._fit.revision
         if (outdated or not self._plan) and not self._plan_ahead(None):
             return ()
         shares = self._kept(self._gate.draw(self._step))
-        # Identity is enough: the schedule hands out the same tuple until a decision.
+        # Identity suffices: the schedule returns the same tuple until a decision.
         if self._plan[0].shares is not shares:
             self._plan_ahead(shares)
         planned = self._plan.popleft()
@@ -152,7 +152,7 @@ class StepSampler:
         return planned.batches
 
     def _plan_ahead(self, shares: Shares | None) -> bool:
-        """Plan the next steps, under ``shares`` or those expected; return whether there is one."""
+        """Plan the next steps, with ``shares`` or the expected ones; ``False`` at the end."""
         self._plan.clear()
         self._revision = self._fit.revision
         self._cursor = cursor = self._sized(replace(self._cursor, position=self._position))
@@ -162,10 +162,10 @@ class StepSampler:
         shares = shares or self._kept(self._gate.expected(self._step))
         if self.order.by_epoch and not self._position:
             self._parts = self._cut_by(shares)
-        if not self._position:  # also where a calibration starts again
+        if not self._position:  # also when a calibration starts the epoch again
             self._dealing = self.order.dealing(self._epoch)
         self._fit.check(step_shares(shares, len(cursor.window)))
-        # These steps depend on a decision or on the step before, so none can be planned ahead.
+        # Such steps depend on a decision or on the step before, so only one can be planned.
         one = self._sizes is not None or self._gate.opening or self._dealing is not None
         count = 1 if one else _AHEAD
         alike = min(count, (cursor.end - cursor.position) // cursor.global_batch)
@@ -176,7 +176,7 @@ class StepSampler:
         return True
 
     def _kept(self, shares: Shares) -> Shares:
-        """Return the next step's shares: in the midst of a cut epoch those that it began with."""
+        """Return the next step's shares: those of the epoch's start if the data set is split."""
         return self._parts.shares if self._parts is not None and self._position else shares
 
     def _cut_by(self, shares: Shares) -> EpochParts:
@@ -189,7 +189,7 @@ class StepSampler:
         return share > 0 and plain and len(self._fit.parts(range(share))) == 1
 
     def _planned_alike(self, shares: Shares, count: int) -> Iterator[_Planned]:
-        """Yield the plans of ``count`` full steps of one batch each, all cut the same way."""
+        """Yield the plans of ``count`` full steps of one batch each, all with the same split."""
         cursor, share, batch = self._cursor, shares[self._rank], self._cursor.global_batch
         before = sum(shares[: self._rank])
         starts = cursor.position + before + batch * np.arange(count)
@@ -199,18 +199,17 @@ class StepSampler:
             yield _Planned(shares, batch, (draw,), (keys,))
 
     def _sized(self, cursor: EpochCursor) -> EpochCursor:
-        """Return the cursor with the next size of a calibration, at its end after the last."""
+        """Return the cursor with the next size of a calibration; at its end after the last."""
         if self._sizes is None:
             return cursor
         size = min(next(self._sizes, 0), cursor.end)
         if not size:
             return replace(cursor, length=0)
-        # Every step has its full size: where too little is left, the epoch starts again.
+        # Every step has its full size: if too few samples are left, the epoch starts again.
         position = cursor.position if cursor.position + size <= cursor.end else 0
         return replace(cursor, global_batch=size, position=position)
 
     def _planned(self, shares: Shares) -> _Planned:
-        """Return the plan of the next step, whatever its size and its cut."""
         window = self._cursor.window
         of_step = step_shares(shares, len(window))
         piece, parts, mine, dealing = self._pieces(window, of_step)
@@ -235,7 +234,6 @@ class StepSampler:
     def _pieces(
         self, window: range, shares: Shares
     ) -> tuple[Piece, tuple[range, ...], npt.NDArray[np.int64], ShardAssignment | None]:
-        """Return this rank's piece, its batches and samples, and what is left of the shards."""
         dealing = self._dealing
         if self._costs is None:
             piece = cut(window, shares)[self._rank]
@@ -245,7 +243,7 @@ class StepSampler:
                 mine = self._indices(np.arange(piece.positions.start, piece.positions.stop))
             parts = self._fit.parts(piece.positions)
         else:
-            # Each rank asks for the costs of all ranks' samples, as the cut depends on all of them.
+            # Each rank needs the costs of all ranks' samples, because the split depends on all.
             indices = self._indices(np.arange(window.start, window.stop))
             costs = self._costs.of(indices)
             piece = cut_by_cost(window, shares, costs)[self._rank]
@@ -256,13 +254,11 @@ class StepSampler:
         return piece, (piece.positions,) if whole else parts, mine, dealing
 
     def _indices(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Return which samples of the data set stand at some of this rank's positions."""
         if self._parts is not None:
             return self._parts.indices(self._rank, positions)
         return positions if self._shuffle is None else self._shuffle.at(positions)
 
     def _keys(self, indices: npt.NDArray[np.int64]) -> list[Keys]:
-        """Return one batch of keys for each row of indices."""
         if not self._seeded:
             return list(indices.tolist())
         seeds = item_seeds(self.order.seed, self._epoch, indices).tolist()

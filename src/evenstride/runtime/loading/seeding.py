@@ -1,8 +1,8 @@
 """Random augmentation that does not depend on which worker loads a sample.
 
-Before each ``__getitem__`` torch's, numpy's and Python's generators are seeded from (seed,
-epoch, index) alone. In the training process they are put back afterwards, so that dropout and
-the rest of the script see the random numbers they would see without us.
+Before each ``__getitem__`` the generators of torch, numpy and Python are seeded from (seed, epoch,
+index) alone. In the training process their states are restored afterwards, so that dropout and the
+rest of the script draw the same random numbers as without evenstride.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ Key = tuple[int, int]
 """A sample's index in the data set, and the seed of its randomness."""
 
 Keys = list[Key] | list[int]
-"""A batch as the sampler names it: with seeds, or indices alone where none are needed."""
+"""Samples of a batch: with seeds, or indices alone if no seeds are needed."""
 
 
 def item_seeds(
     seed: int, epoch: int, indices: npt.NDArray[np.integer[Any]]
 ) -> npt.NDArray[np.uint64]:
-    """Return a well mixed 64-bit seed for each index, a function of its three arguments alone."""
-    # SplitMix64, applied in turn to the seed, the epoch and the index.
+    """Return a well-mixed 64-bit seed for each index, a function of the three arguments alone."""
+    # SplitMix64, applied to the seed, then to the epoch, then to the index.
     seeds: npt.NDArray[np.uint64] = indices.astype(np.uint64) + _state(seed, epoch)
     mix(seeds, np.empty_like(seeds))
     return seeds
@@ -39,14 +39,14 @@ def item_seeds(
 
 @lru_cache(maxsize=4)
 def _state(seed: int, epoch: int) -> np.uint64:
-    """Return what an index is added to: the seed and the epoch mixed, one step on."""
+    """Return the number that is added to an index: seed and epoch mixed, one step further."""
     state = outputs(np.uint64(seed % 2**64), 1) + np.uint64(epoch)
     state = outputs(state[0], 1) + GOLDEN
     return np.uint64(state[0])
 
 
 def needs_no_seed(dataset: object) -> bool:
-    """Return whether a data set surely draws no random numbers, so that seeding can be left out."""
+    """Return whether a data set certainly draws no random numbers, so that it needs no seeds."""
     if type(dataset) is TensorDataset:
         return True
     if type(dataset) is Subset:
@@ -57,12 +57,12 @@ def needs_no_seed(dataset: object) -> bool:
 
 
 def seeded_dataset(dataset: Any, *, seeded: bool) -> Any:
-    """Return the data set with seeded items, or as it is where seeds are not wanted or needed."""
+    """Return the data set with seeded items, or unchanged if seeds are not wanted or needed."""
     return SeededDataset(dataset) if seeded and not needs_no_seed(dataset) else dataset
 
 
 class SeededDataset(Dataset[Any]):
-    """A data set whose items are seeded one by one, by their `Key`; all else is the data set's."""
+    """A data set whose items are seeded one by one, by their `Key`; otherwise the data set's."""
 
     def __init__(self, dataset: Any) -> None:
         self.dataset = dataset
@@ -74,7 +74,7 @@ class SeededDataset(Dataset[Any]):
         return self.__getitems__([key])[0]
 
     def __getitems__(self, keys: list[Key]) -> list[Any]:
-        if get_worker_info() is not None:  # a loader process: nobody else uses its generators
+        if get_worker_info() is not None:  # only this loader process uses its generators
             return [self._item(key) for key in keys]
         with generators_kept():
             return [self._item(key) for key in keys]
@@ -82,7 +82,7 @@ class SeededDataset(Dataset[Any]):
     def _item(self, key: Key) -> Any:
         index, seed = key
         torch.default_generator.manual_seed(seed >> 1)
-        np.random.seed(seed & 0xFFFFFFFF)  # the global one is what data sets use
+        np.random.seed(seed & 0xFFFFFFFF)  # data sets use the global one
         random.seed(seed)
         return self.dataset[index]
 
@@ -93,14 +93,14 @@ class SeededDataset(Dataset[Any]):
             setattr(self.dataset, name, value)
 
     def __getattr__(self, name: str) -> Any:
-        if name == "dataset":  # not yet set: a worker process is still unpickling this object
+        if name == "dataset":  # not set yet, while a worker process unpickles this object
             raise AttributeError(name)
         return getattr(self.dataset, name)
 
 
 @contextmanager
 def generators_kept() -> Iterator[None]:
-    """Put the three global generators back as they were."""
+    """Restore the states of the three global generators afterwards."""
     torch_state, python_state = torch.get_rng_state(), random.getstate()
     numpy_state = np.random.get_state(legacy=False)  # the second of a pair of normals included
     try:

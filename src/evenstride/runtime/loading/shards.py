@@ -1,4 +1,4 @@
-"""Data in shards that are read in a row: what the user gives, and how samples come out of it."""
+"""Sequential data sets in shards: what the user gives, and how samples are read from it."""
 
 from __future__ import annotations
 
@@ -18,33 +18,33 @@ from evenstride.runtime.loading.seeding import generators_kept
 from evenstride.runtime.usage_errors import check_whole, whole
 
 Read = Callable[[int, int], Iterable[Any]]
-"""Gives a shard's samples from some number on: called with the shard, and the samples to skip."""
+"""Yields the samples of a shard; called with the shard's number and the samples to skip."""
 
-# Shards that one process keeps open. It has one per lane; some more where lanes and loader
-# processes do not go in step.
+# Shards that one process keeps open: one per lane, and more if lanes and loader processes differ
+# in number.
 _MOST_OPEN = 16
-# Samples that are read and passed over rather than opening the shard anew. Other processes of the
-# loader train those in between where a step has several batches.
+# Most samples that are read and skipped instead of opening the shard again. If a step has several
+# batches, other loader processes train the samples in between.
 _STEPS_ON = 4096
 _NOTHING = object()
 
 
 class Shards:
-    """A data set in shards that can be read from any sample on, but not in any order.
+    """A sequential data set in shards, which can be read from any sample on, but only in order.
 
-    Give it to `Stride.loader` in place of a data set. Each rank then reads shards of its own from
-    beginning to end, as many samples in each step as its share says, and takes a new shard
-    whenever one is used up, so that every sample is still trained once per epoch. Which samples
-    make up a step depends on the split.
+    Pass it to `Stride.loader` instead of a data set. Each rank then reads its own shards from
+    start to end, and takes a new shard whenever one is used up. In each step it reads as many
+    samples as its share. Every sample is still trained once per epoch. Which samples make up a
+    step depends on the split.
 
     Args:
-        lengths: samples in each shard, exactly; they decide how long an epoch is.
-        read: called with a shard's number and how many of its samples to skip; returns the rest
-            of them, in the same order every time. It may be a generator function. With loader
-            processes it must be importable by name, or they must be forked.
+        lengths: Exact number of samples in each shard; they determine the length of an epoch.
+        read: Called with the number of a shard and the number of samples to skip; returns an
+            iterable over the remaining samples, in the same order every time. May be a generator
+            function. With loader processes it must be importable by name, unless they are forked.
 
     Raises:
-        ConfigError: there is no shard, a length is no whole number, or none has a sample.
+        ConfigError: There is no shard, a length is not an integer, or all shards are empty.
 
     Example:
         >>> from itertools import islice
@@ -57,21 +57,21 @@ class Shards:
     def __init__(self, lengths: Iterable[int], read: Read) -> None:
         if not isinstance(lengths, Iterable):
             raise ConfigError(
-                f"the lengths of the shards are {lengths!r}; they must be a whole number for each "
-                "shard; give a list"
+                f"the lengths of the shards are {lengths!r}; pass a list with a whole number for "
+                "each shard"
             )
         self.lengths: tuple[int, ...] = tuple(map(whole, lengths))
         for shard, length in enumerate(self.lengths):
             check_whole(f"the length of shard {shard}", length, least=0)
         if not sum(self.lengths):
             raise ConfigError(
-                f"the {len(self.lengths)} shards have no samples; give the number of samples in "
-                "each, of which one at least is above 0"
+                f"the {len(self.lengths)} shards have no samples; pass the number of samples in "
+                "each, at least one of them above 0"
             )
         if not callable(read):
             raise ConfigError(
                 f"read is a {type(read).__name__}; it must be a function of a shard's number and "
-                "of how many samples to skip, which returns the other samples of the shard"
+                "the number of samples to skip, which returns the remaining samples of the shard"
             )
         self.read = read
 
@@ -80,12 +80,12 @@ class Shards:
 
 
 class ShardReader(Dataset[Any]):
-    """Shards as a data set with indices, which is quick where these go up."""
+    """Shards as a data set with indices, which is fast for ascending indices."""
 
     def __init__(self, shards: Shards) -> None:
         self._shards = shards
         self._ends = tuple(accumulate(shards.lengths))
-        self._open: OrderedDict[int, Iterator[Any]] = OrderedDict()  # by the index that is next
+        self._open: OrderedDict[int, Iterator[Any]] = OrderedDict()  # by their next index
         self._inherited: Any = None
         self._owner = os.getpid()
         self._spare: Any = None
@@ -95,11 +95,11 @@ class ShardReader(Dataset[Any]):
 
     def __getitem__(self, index: int) -> Any:
         if self._owner != os.getpid():
-            # What is open is read by the process that this one was forked from, which is also
-            # the one to close it: a generator must not be ended here.
+            # The process that this one was forked from reads the open iterators and closes them:
+            # a generator must not be ended here.
             self._inherited, self._open = self._open, OrderedDict()
             self._owner = os.getpid()
-        # A rank that takes part in a step without counting asks for any sample at all.
+        # A rank with a share of 0 asks for any sample, as its placeholder.
         return self._sample(index) if index >= 0 else self._any_sample()
 
     def release(self) -> None:
@@ -113,7 +113,7 @@ class ShardReader(Dataset[Any]):
         samples = self._opened(shard, index - start) if at is None else self._open.pop(at)
         try:
             if at is not None and at < index:
-                with generators_kept():  # the sample's randomness is its own
+                with generators_kept():  # the sample has its own randomness
                     for _ in range(index - at):
                         next(samples)
             sample = next(samples)
@@ -126,25 +126,25 @@ class ShardReader(Dataset[Any]):
         return sample
 
     def _end(self, shard: int, samples: Iterator[Any]) -> None:
-        """Close a shard, and make sure that it has no more."""
+        """Close a shard, and check that it has no further samples."""
         more = next(samples, _NOTHING) is not _NOTHING
         _close(samples)
         if more:
             raise ConfigError(
-                f"shard {shard} goes on after its {self._shards.lengths[shard]} samples; give the "
-                "lengths that the shards have, and let read(shard, skip) skip as many samples as "
-                "it is told, or some would be lost and others trained twice"
+                f"shard {shard} has more than its {self._shards.lengths[shard]} samples, so some "
+                "samples would be lost and others trained twice; pass the exact lengths of the "
+                "shards, and let read(shard, skip) skip exactly `skip` samples"
             )
 
     def _ended(self, shard: int, number: int) -> ConfigError:
         return ConfigError(
-            f"shard {shard} ended before its sample {number}, and its length was given as "
-            f"{self._shards.lengths[shard]}; give the lengths that the shards have, and let "
-            "read(shard, skip) skip as many samples as it is told"
+            f"shard {shard} ended before its sample {number}, but its length was given as "
+            f"{self._shards.lengths[shard]}; pass the exact lengths of the shards, and let "
+            "read(shard, skip) skip exactly `skip` samples"
         )
 
     def _nearest(self, start: int, index: int) -> int | None:
-        """Return where the shard is open, if that is not far before an index."""
+        """Return the index at which the shard is open, if it is close enough before ``index``."""
         lowest = max(start, index - _STEPS_ON)
         return max((at for at in self._open if lowest <= at <= index), default=None)
 
@@ -154,13 +154,13 @@ class ShardReader(Dataset[Any]):
         samples = self._shards.read(shard, skip)
         if not isinstance(samples, Iterable):
             raise ConfigError(
-                f"read({shard}, {skip}) returned a {type(samples).__name__}; it must return what "
-                "the samples of the shard can be iterated over from, or be a generator function"
+                f"read({shard}, {skip}) returned a {type(samples).__name__}; it must return an "
+                "iterable over the samples of the shard, or be a generator function"
             )
         return iter(samples)
 
     def _any_sample(self) -> Any:
-        """Return a copy of a sample that is read once: whoever gets it may change it."""
+        """Return a copy of a sample that is read once: the caller may change it."""
         if self._spare is None:
             shard = next(n for n, length in enumerate(self._shards.lengths) if length)
             samples = self._opened(shard, 0)
@@ -171,7 +171,7 @@ class ShardReader(Dataset[Any]):
         return copy.deepcopy(self._spare)
 
     def __getstate__(self) -> dict[str, Any]:
-        # What is open cannot be sent.
+        # Open iterators cannot be pickled.
         return {**self.__dict__, "_open": OrderedDict(), "_inherited": None}
 
 
@@ -182,15 +182,15 @@ def _close(samples: Iterator[Any]) -> None:
 
 
 def indexed(dataset: Any) -> Any:
-    """Return a data set that samples can be asked for by index."""
+    """Return a data set whose samples are accessible by index."""
     return ShardReader(dataset) if isinstance(dataset, Shards) else dataset
 
 
 def digest(lengths: tuple[int, ...]) -> str:
-    """Return a fingerprint of shards' lengths, to compare by; of none it is empty."""
+    """Return a fingerprint of shards' lengths for comparison; empty without shards."""
     return blake2b(repr(lengths).encode(), digest_size=8).hexdigest() if lengths else ""
 
 
 def lengths_of(dataset: Any) -> tuple[int, ...]:
-    """Return the lengths of a data set's shards; none if it has no shards."""
+    """Return the lengths of a data set's shards; empty if it has no shards."""
     return dataset.lengths if isinstance(dataset, Shards) else ()

@@ -1,4 +1,4 @@
-"""Scale each batch's loss so that the averaged gradient is exact, and notice the step's end.
+"""Scales each batch's loss so that the averaged gradient is exact, and detects the end of a step.
 
-Start with `training_step`, which puts it together; `batch_in_hand` has the table of states.
+Start with `training_step`, which assembles the parts. `batch_in_hand` has the table of states.
 """

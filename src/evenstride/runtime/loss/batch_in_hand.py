@@ -1,9 +1,9 @@
-"""The batch that the training loop has in its hands, and how far it has come.
+"""The current batch of the training loop, and its state.
 
-A batch is one micro-batch of a step. It is drawn, its loss is scaled, its backward pass runs, and
-the last one of the step is synchronised between the ranks and stepped by the optimizer. A batch
+A batch is one micro-batch of a step. It is drawn, its loss is scaled, and its backward pass runs.
+The last one of the step is synchronised between the ranks, and the optimizer steps. A batch
 without samples (a share of 0) goes through the same states, because the other ranks need its
-collectives. `TRANSITIONS` is the whole of it; `BatchInHand` hears of the events.
+collectives. `TRANSITIONS` defines all changes of state; `BatchInHand` receives the events.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from evenstride.runtime.engines.watched_models import WatchedModels
 logger = logging.getLogger("evenstride")
 
 
-# Integers, because every step looks several transitions up: their hash is computed in C.
+# Integers, because every step looks up several transitions: C code computes their hash.
 class StepState(IntEnum):
-    """Where the batch in hand stands."""
+    """The state of the current batch."""
 
     NO_BATCH = auto()
-    """The training loop has no batch: it has not begun, has ended or was left."""
+    """The training loop has no batch: it has not begun, has ended or stopped early."""
     DRAWN = auto()
     """The loop has the batch."""
     SCALED = auto()
@@ -38,15 +38,15 @@ class StepState(IntEnum):
     STEPPED = auto()
     """The optimizer has stepped."""
     SKIPPED = auto()
-    """A gradient scaler has left the optimizer's step out, because of infinite gradients."""
+    """A gradient scaler has skipped the optimizer's step, because of infinite or NaN gradients."""
     UNSCALED = auto()
     """The optimizer has synchronised and stepped before a loss of the batch was scaled."""
     UNTRAINED = auto()
-    """The same, and a loss has been scaled, but no backward pass of the batch has ended."""
+    """Like `UNSCALED` with a loss scaled since, but no backward pass of the batch has ended."""
     RETRY = auto()
     """The batch did not fit into memory and comes again."""
     LEFT_UNSTEPPED = auto()
-    """The loop was left with a committed step whose optimizer has not stepped."""
+    """The loop stopped after a committed step whose optimizer has not stepped."""
 
 
 class StepEvent(IntEnum):
@@ -57,18 +57,18 @@ class StepEvent(IntEnum):
     SYNCHRONISE = auto()
     OPTIMIZER_STEPS = auto()
     SCALER_UPDATES = auto()
-    """Of a gradient scaler, after each step that the optimizer took or was kept from."""
+    """Of a gradient scaler, after each step that the optimizer took or the scaler skipped."""
     LOOP_ENDS = auto()
-    """All that the loop does in its last step is done."""
+    """The loop has finished its last step."""
     OUT_OF_MEMORY = auto()
-    """The batch is to come again."""
+    """The batch must come again."""
     LEAVE = auto()
-    """The loop is left, and the batch forgotten."""
+    """The loop stops, and the batch is forgotten."""
 
 
 _S, _E = StepState, StepEvent
 _EARLY = (_S.UNSCALED, _S.UNTRAINED)
-# As tuples: with so few states, `in` is quicker than in a set.
+# Tuples: with so few states, `in` is faster than in a set.
 COMMITTED = (_S.SYNCHRONISED, _S.STEPPED, _S.SKIPPED, *_EARLY)
 UNSTEPPED = (_S.SYNCHRONISED, _S.LEFT_UNSTEPPED)
 BACKWARD_BEGAN = (_S.IN_BACKWARD, _S.BACKWARD, _S.SYNCHRONISED, _S.STEPPED, _S.SKIPPED)
@@ -77,7 +77,7 @@ TRANSITIONS: dict[tuple[StepState, StepEvent], StepState] = {
     (_S.NO_BATCH, _E.DRAW): _S.DRAWN,
     (_S.DRAWN, _E.SCALE): _S.SCALED,
     (_S.SCALED, _E.SCALE): _S.SCALED,  # another loss of the batch
-    # The pass before raised, so its callback never came.
+    # The previous pass raised, so its callback never ran.
     (_S.IN_BACKWARD, _E.SCALE): _S.SCALED,
     (_S.BACKWARD, _E.SCALE): _S.BACKWARD,
     # The graph may hold the hook of a loss that was scaled for an earlier batch.
@@ -86,23 +86,23 @@ TRANSITIONS: dict[tuple[StepState, StepEvent], StepState] = {
     (_S.BACKWARD, _E.BACKWARD_BEGINS): _S.BACKWARD,
     (_S.IN_BACKWARD, _E.GRADIENTS_READY): _S.BACKWARD,
     (_S.BACKWARD, _E.GRADIENTS_READY): _S.BACKWARD,
-    # A checkpointed loss is scaled again where its own backward pass recomputes it.
+    # A checkpointed loss is scaled again when its own backward pass recomputes it.
     (_S.SCALED, _E.GRADIENTS_READY): _S.BACKWARD,
     (_S.BACKWARD, _E.SYNCHRONISE): _S.SYNCHRONISED,
-    # Where the optimizer's step synchronises, a loop can call it before the backward pass, with the
-    # gradients of the batch before. If no backward pass follows, the next fetch is refused.
+    # If the optimizer's step synchronises, a loop can call it before the backward pass, with the
+    # previous batch's gradients. Without a backward pass after it, the next fetch is refused.
     (_S.DRAWN, _E.SYNCHRONISE): _S.UNSCALED,
     (_S.SCALED, _E.SYNCHRONISE): _S.UNTRAINED,
     (_S.IN_BACKWARD, _E.SYNCHRONISE): _S.UNTRAINED,
     (_S.SYNCHRONISED, _E.OPTIMIZER_STEPS): _S.STEPPED,
     (_S.SYNCHRONISED, _E.SCALER_UPDATES): _S.SKIPPED,
     (_S.SYNCHRONISED, _E.LOOP_ENDS): _S.STEPPED,
-    # Of several optimizers, a scaler may keep some from stepping.
+    # A scaler may skip the steps of some of several optimizers.
     (_S.SKIPPED, _E.OPTIMIZER_STEPS): _S.STEPPED,
-    # The step after a micro-batch that is not its last, and after each that was committed.
+    # The next batch after a micro-batch that is not the last, and after each committed one.
     (_S.BACKWARD, _E.DRAW): _S.DRAWN,
     **{(state, _E.DRAW): _S.DRAWN for state in COMMITTED},
-    # A committed step stays so: a second loss of the batch may follow, or a second optimizer.
+    # A committed step stays committed: another loss of the batch may follow, or another optimizer.
     **{
         (state, event): state
         for state in COMMITTED
@@ -117,14 +117,14 @@ TRANSITIONS: dict[tuple[StepState, StepEvent], StepState] = {
         (state, _E.OUT_OF_MEMORY): _S.RETRY
         for state in (_S.DRAWN, _S.SCALED, _S.IN_BACKWARD, _S.BACKWARD)
     },
-    # Callbacks of the pass that failed may still arrive.
+    # Callbacks of the failed pass may still arrive.
     **{(_S.RETRY, event): _S.RETRY for event in (_E.BACKWARD_BEGINS, _E.GRADIENTS_READY)},
     (_S.RETRY, _E.DRAW): _S.DRAWN,
     **{(state, _E.LEAVE): _S.NO_BATCH for state in _S},
-    # The position is past this step and the weights are not, so a state must not be saved yet.
+    # The position is past this step but the weights are not, so a state must not be saved yet.
     **{(state, _E.LEAVE): _S.LEFT_UNSTEPPED for state in UNSTEPPED},
     (_S.LEFT_UNSTEPPED, _E.DRAW): _S.DRAWN,
-    # An optimizer of parameters that are not ours may step at any time; a loop may end anywhere.
+    # An optimizer of unwatched parameters may step at any time; a loop may end anywhere.
     **{
         (state, event): state
         for state in (*(set(_S) - set(COMMITTED)), *_EARLY)
@@ -134,11 +134,11 @@ TRANSITIONS: dict[tuple[StepState, StepEvent], StepState] = {
     (_S.LEFT_UNSTEPPED, _E.SCALER_UPDATES): _S.NO_BATCH,
     **{(state, _E.LOOP_ENDS): state for state in set(_S) - {_S.SYNCHRONISED}},
 }
-"""The state that follows each state by an event; what is not here is an error."""
+"""The next state for each state and event; any other combination is an error."""
 
 
 def after(state: StepState, event: StepEvent) -> StepState:
-    """Return the state that follows; `UsageError` if the event cannot happen in this state.
+    """Return the next state; raise `UsageError` if the event is not possible in this state.
 
     >>> after(StepState.BACKWARD, StepEvent.SYNCHRONISE).name
     'SYNCHRONISED'
@@ -147,9 +147,9 @@ def after(state: StepState, event: StepEvent) -> StepState:
         return TRANSITIONS[state, event]
     except KeyError:
         raise UsageError(
-            f"{event.name.lower()} came while the batch in hand was in state "
-            f"{state.name.lower()}, which a training loop never does; please report it with the "
-            "loop's code"
+            f"{event.name.lower()} happened while the current batch was in state "
+            f"{state.name.lower()}, which no training loop should cause; please report it with the "
+            "code of the loop"
         ) from None
 
 
@@ -165,21 +165,21 @@ class Retry(Enum):
 
 
 class BatchInHand:
-    """The batch in the loop's hands, and how far it has come; only its methods change it."""
+    """The current batch of the loop and its state; only its methods change it."""
 
     def __init__(self, watched: WatchedModels) -> None:
         self._watched = watched
         self._state = StepState.NO_BATCH
         self._largest = 0
-        self._samples_read = False  # whether the script has ever asked for `samples`
+        self._samples_read = False  # whether the script has ever read `samples`
         self.draw: Draw | None = None
-        """Which step and samples it is of; ``None`` outside the loop."""
+        """Its step and samples; ``None`` outside the loop."""
         self.weight: float | None = None
-        """From the loader's weight function, if there is one."""
+        """Result of the loader's weight function, if there is one."""
         self.retry = Retry.NO
         """What comes again because it did not fit into memory."""
         self.clean = False
-        """Whether there were no gradients yet when its step began."""
+        """Whether there were no gradients when its step began."""
 
     @property
     def committed(self) -> bool:
@@ -187,59 +187,59 @@ class BatchInHand:
 
     @property
     def backward_began(self) -> bool:
-        """Whether a backward pass of it has begun, ended or not."""
+        """Whether a backward pass of it has begun, finished or not."""
         return self._state in BACKWARD_BEGAN
 
     @property
     def failed(self) -> bool:
-        """Whether a backward pass began to synchronise the step and never came through."""
+        """Whether a backward pass began to synchronise the step but never finished."""
         draw = self.draw
         return draw is not None and draw.last and self._state is StepState.BACKWARD
 
     @property
     def mid_step(self) -> bool:
-        """Whether some, but not all, of the current step's backward passes have run."""
+        """Whether some, but not all, backward passes of the current step have run."""
         if self.draw is None or self.committed:
             return False
         return self._state is StepState.BACKWARD or not self.draw.first
 
     @property
     def unstepped(self) -> bool:
-        """Whether its step is committed, but the optimizer's step has not been seen."""
+        """Whether its step is committed, but no optimizer step has been seen."""
         if self._state not in UNSTEPPED:
             return False
-        # A gradient scaler that skips a step never calls the optimizer, and some update the
-        # weights by hand; gradients that are gone show that the step is over nevertheless.
-        # Asked of the models anew, as a script may have replaced parameters.
+        # A gradient scaler that skips a step never calls the optimizer, and some scripts update
+        # the weights by hand. Gradients that are gone show that such a step is over. The models
+        # are read each time, because a script may have replaced parameters.
         gradients = [p.grad for model in self._watched.models for p in model.parameters()]
         return not self._watched.models or any(g is not None and bool(g.any()) for g in gradients)
 
     @property
     def synced(self) -> bool:
-        """Whether it is the last of its step, so that the optimizer is due."""
+        """Whether it is the last of its step, so that the optimizer must step."""
         return self.draw is None or (self.draw.last and not self.retry)
 
     @property
     def samples(self) -> int:
-        """Samples of it that count."""
+        """Number of its samples, 0 for a placeholder."""
         return 0 if self.draw is None or self.retry else self.draw.samples
 
     def read_samples(self) -> int:
-        """Return `samples` to the script, and remember that it asks."""
+        """Return `samples` to the script, and note that the script reads it."""
         self._samples_read = True
         return self.samples
 
     def warn_of_placeholder(self) -> None:
-        """Warn once if a batch that counts for nothing was trained, and the script never asks."""
+        """Warn once if a placeholder was trained and the script never reads `samples`."""
         draw = self.draw
         if draw is not None and not draw.samples and not self._samples_read:
             self._samples_read = True
             usage_errors.tell_of_placeholder(draw.step)
 
     def largest(self) -> int:
-        """Return the samples of the largest batch since the last call, or in hand (any thread)."""
+        """Return the samples of the largest batch since the last call (any thread)."""
         draw, largest = self.draw, self._largest
-        # The batch in hand may come to its peak after this call, so it counts again.
+        # The current batch may reach its peak after this call, so it counts again.
         self._largest = 0 if draw is None else draw.samples
         return largest
 
@@ -252,7 +252,7 @@ class BatchInHand:
             self._largest = draw.samples
         self._state = after(self._state, StepEvent.DRAW)
         if draw.first and not draw.last:
-            # Only a micro-batch before the last can be repeated once its backward pass began.
+            # After its backward pass began, only a micro-batch before the last can be repeated.
             self.clean = self._watched.without_gradients
 
     def give_up(self, what: Retry) -> None:
@@ -262,8 +262,8 @@ class BatchInHand:
     def leave(self) -> None:
         if self.mid_step and not self.failed:
             logger.warning(
-                "the loop was left between two micro-batches of step %d; the step will be drawn "
-                "again as a whole, so call optimizer.zero_grad() first",
+                "the loop stopped between two micro-batches of step %d. The whole step will be "
+                "drawn again, so call optimizer.zero_grad() first",
                 self.draw.step if self.draw else 0,
             )
         self._state = after(self._state, StepEvent.LEAVE)
@@ -279,9 +279,9 @@ class BatchInHand:
             raise usage_errors.no_backward(self.draw.step)
 
     def refuse_after_failure(self) -> None:
-        """Raise `UsageError` if the batch did not fit into memory, so that it is lost."""
+        """Raise `UsageError` if the batch did not fit into memory and will come again."""
         if self.retry:
             raise UsageError(
-                "the batch in hand did not fit into memory and comes again, so no more can be done "
-                "with it; put all of its passes into one `with stride.guard():`"
+                "the current batch did not fit into memory and comes again, so it cannot be used "
+                "any further; put all of its passes into one `with stride.guard():`"
             )

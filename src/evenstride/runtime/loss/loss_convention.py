@@ -1,13 +1,13 @@
-"""Look at a run's first loss: is it the mean that `scale` takes it for?
+"""Checks that the first loss of a run is the mean that `scale` expects.
 
-`scale` weighs a mean over the local samples. A sum, a mean over class weights or a loss divided by
-a count over all ranks raises no error, but its gradients are not those of one process. What is
-surely wrong is refused on every rank alike; what may be wrong is a warning. Later losses are not
-looked at, but for a divisor that may be a constant: that shows when the batch has another size.
+`scale` weights a mean over the local samples. A sum, a mean over class weights or a loss divided by
+a count over all ranks raises no error, but its gradients are not those of one process. A loss that
+is certainly wrong is refused on every rank; a doubtful one causes a warning. Later losses are not
+checked, except for a divisor that may be a constant, which shows when the batch size changes.
 
-The loss's autograd graph tells how it was reduced: `NllLossBackward0` holds the reduction, targets
-and class weights, `DivBackward0` the divisor. Reading it costs no forward pass. Where saved tensors
-were packed by hooks (activation checkpointing) they stay packed, and nothing is concluded.
+The autograd graph of the loss shows its reduction: `NllLossBackward0` has the reduction, targets
+and class weights, and `DivBackward0` has the divisor. Reading it costs no forward pass. Saved
+tensors that hooks have packed (activation checkpointing) stay packed and are not used.
 """
 
 from __future__ import annotations
@@ -30,16 +30,17 @@ from evenstride.runtime.loss.batch_in_hand import BatchInHand
 
 logger = logging.getLogger("evenstride")
 _MOST_NODES = 2000
-# What hands a loss on unchanged, up to shape, sign and the other losses it is added to.
+# Nodes that pass a loss on unchanged, up to shape, sign and addition to other losses.
 _NAMES = """
 View ReshapeAlias UnsafeView Squeeze Unsqueeze ToCopy Clone Alias Neg Add Sub Stack Cat Select
 Unbind _DDPSink
 """
 _PASSES = frozenset(_NAMES.split())
-# What leaves every sample of a batch to itself, between a model's output and a sum.
+# Nodes between a model's output and a sum that keep the samples of a batch separate.
 _NAMES_BY_SAMPLE = """
 Abs Pow Sub Add Mul Div Neg Exp Log Log1P Sigmoid Tanh Relu Softplus LogSigmoid Sqrt Clamp ClampMin
 ClampMax Square ToCopy View Squeeze Unsqueeze LogSoftmax Softmax Gather Where MaskedFill Alias Clone
+
 Index MaskedSelect NllLoss NllLoss2D MseLoss L1Loss SmoothL1Loss HuberLoss BinaryCrossEntropy
 BinaryCrossEntropyWithLogits Xlogy
 """
@@ -48,7 +49,7 @@ _REDUCTIONS = {0: "", 1: "mean", 2: "sum"}
 _LIKELIHOODS = ("NllLoss", "NllLoss2D")
 
 Agree = Callable[[str, Callable[[], Plain], Callable[[list[Plain]], Plain]], Plain]
-"""Returns what the leader makes of what all ranks show; see `agreement.agree`."""
+"""Returns the leader's verdict on what all ranks show; see `agreement.agree`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,35 +57,35 @@ class Reduction:
     """How one term of a loss was reduced to a number."""
 
     kind: str  # ``mean`` or ``sum``
-    elements: int  # numbers that it is over
-    # What it was multiplied by afterwards, in order; a division by 4 is 0.25.
+    elements: int  # number of reduced elements.
+    # Factors that were applied afterwards, in order; a division by 4 is 0.25.
     constants: tuple[float, ...]
-    clear: bool  # whether it surely is over the batch, sample by sample
+    clear: bool  # whether it certainly is over the batch, sample by sample
     targets: TargetWeighting | None = None  # of a likelihood
 
 
 class TargetWeighting(NamedTuple):
-    """What a mean over targets is weighted by."""
+    """How a mean over targets is weighted."""
 
     counted: int  # targets that are not ignored
-    unequal: bool  # whether samples differ in how many of those they have
+    unequal: bool  # whether samples differ in their number of counted targets
     by_class: bool  # whether classes have unequal weights
 
 
 _Term = tuple[Any, tuple[float, ...]]
-"""A node on the way from the loss, and what its value is multiplied by."""
+"""A node on the way from the loss, and the factors of its value."""
 
 
 @dataclass(frozen=True, slots=True)
 class LossGraph:
-    """The graph of a loss, above the outputs of the models it is of."""
+    """The graph of a loss, down to the outputs of its models."""
 
     loss: Tensor  # of one element
-    outputs: set[Any]  # the nodes that made the models' outputs; none if they are not known
+    outputs: set[Any]  # nodes that made the models' outputs; empty if unknown
     samples: int  # in the batch
 
     def reductions(self) -> list[Reduction]:
-        """Return the reductions that the loss is a sum of; none if there is too much to read."""
+        """Return the reductions that the loss is a sum of; none if the graph is too large."""
         found: list[Reduction] = []
         waiting: list[_Term] = [(self.loss.grad_fn, ())]
         for _ in range(_MOST_NODES):
@@ -149,11 +150,11 @@ class LossGraph:
 
 
 def _below(node: Any, name: str, constants: tuple[float, ...]) -> list[_Term]:
-    """Return what a loss is made of by adding, or by a constant factor."""
+    """Return the terms of a loss that is a sum, or the term below a constant factor."""
     sides = [following for following, _ in node.next_functions]
     if name in _PASSES:
         return [(side, constants) for side in sides]
-    if len(sides) == 2 and sides[0] is None:  # a constant times the loss, or over it
+    if len(sides) == 2 and sides[0] is None:  # a constant times or divided by the loss
         value, side = _number(saved(node, "self")), sides[1]
     else:
         value, side = _number(saved(node, "other")), sides[0]
@@ -164,14 +165,14 @@ def _below(node: Any, name: str, constants: tuple[float, ...]) -> list[_Term]:
 
 
 def _below_a_few(node: Any, name: str, constants: tuple[float, ...]) -> list[_Term]:
-    """Return what a sum or mean over less than a batch is of, such as losses that were stacked."""
+    """Return the terms of a sum or mean over less than a batch, such as stacked losses."""
     count = math.prod(_sizes(node))
     part = (1 / count,) if name == "Mean" and count > 1 else ()
     return [(following, (*constants, *part)) for following, _ in node.next_functions]
 
 
 def saved(node: Any, name: str) -> Any:
-    """Return what a node has saved by that name; `None` if nothing, or if hooks have packed it."""
+    """Return a saved value of a node; `None` if missing, or packed by hooks."""
     raw = getattr(node, f"_raw_saved_{name}", None)
     if raw is not None and getattr(raw, "unpack_hook", None) is not None:
         return None
@@ -195,14 +196,14 @@ def _sizes(node: Any) -> tuple[int, ...]:
 
 
 def _dims(node: Any) -> set[int]:
-    """Return the dimensions that a sum or mean is over; the first one if it is over all."""
+    """Return the dimensions of a sum or mean; the first one if it is over all."""
     dims, sizes = getattr(node, "_saved_dim", ()), _sizes(node)
     wrapped = (dim - 2**64 if dim >= 2**63 else dim for dim in dims)
     return {dim % max(len(sizes), 1) for dim in wrapped} or {0}
 
 
 def _number(value: object) -> float | None:
-    """Return a constant, or `None` if it is none, or one for each of several elements."""
+    """Return a constant; `None` for other objects and for tensors of several elements."""
     if isinstance(value, Tensor):
         return float(value.detach()) if value.numel() == 1 else None
     return float(value) if isinstance(value, (int, float)) else None
@@ -221,30 +222,30 @@ class Scaled(NamedTuple):
 class Convention:
     """Checks the first loss of a run on one rank."""
 
-    # Without `agree` ranks have no step in common to refuse alike in, and none is refused.
+    # Without `agree`, ranks have no common step in which to refuse a loss, so none is refused.
     def __init__(self, world_size: int, rank: int, agree: Agree | None, batch: BatchInHand) -> None:
         self._world_size, self._rank, self._agree, self._batch = world_size, rank, agree, batch
         self._hooks: list[RemovableHandle] = []
         self._outputs: set[Any] = set()
-        self._first: Draw | None = None  # the batch whose loss was looked at
-        self._losses = 0  # that were scaled in it
-        self._gradient: Tensor | None = None  # that came into the scaled loss
-        self._divisors: dict[float, int] = {}  # of a sum, with the samples they went with
+        self._first: Draw | None = None  # the batch whose loss was checked
+        self._losses = 0  # scaled in that batch
+        self._gradient: Tensor | None = None  # of the scaled loss
+        self._divisors: dict[float, int] = {}  # of a sum, with the batch size at that time
 
     def watch(self, model: nn.Module) -> None:
-        """Get to know the model's outputs, until the first loss."""
+        """Record the model's outputs, until the first loss."""
 
         def ran(_module: Any, _args: Any, outputs: object) -> None:
-            # Only what the loop trains: an evaluation before it has other outputs.
+            # Only outputs of the training loop, not those of an evaluation before it.
             if not torch.compiler.is_compiling() and self._batch.draw is not None:
                 self._outputs.update(nodes_of(outputs))
 
         self._hooks.append(model.register_forward_hook(ran))
 
     def see(self, given: Scaled) -> Self | None:
-        """Look at a loss, maybe refuse it on all ranks; return what looks at the next, if any."""
+        """Check a loss, maybe refuse it on all ranks; return the check for the next, if any."""
         if not self._hooks:
-            return None  # no model has asked for it
+            return None  # no model wants a check
         if self._first is None:
             self._see_first(given)
             return self
@@ -257,8 +258,8 @@ class Convention:
         return self
 
     def follow(self, scaled: Tensor) -> None:
-        """Look at the gradient that comes into the first scaled loss."""
-        # With several losses their gradients would not tell what the script divided by.
+        """Record the gradient of the first scaled loss."""
+        # With several losses their gradients do not show by what the script divided.
         if self._losses == 1 and self._gradient is None and scaled.requires_grad:
 
             def came(gradient: Tensor) -> None:
@@ -288,7 +289,7 @@ class Convention:
         return max(complaints, key=lambda c: c.sure, default=None)
 
     def _saw_another_size(self, given: Scaled) -> bool:
-        """Warn if a sum is divided by the same number though the batch has another size."""
+        """Warn if a sum is divided by the same number although the batch size has changed."""
         samples = given.draw.samples
         if samples < 2 or samples in self._divisors.values():
             return False
@@ -312,7 +313,7 @@ class Convention:
             if count > 1 and math.isclose(value * count, 1.0, rel_tol=1e-3):
                 logger.warning(
                     "the scaled loss was divided by %d before backward(), which is the number of "
-                    "%s. scale() accounts for that number: if it is meant, call "
+                    "%s. scale() already accounts for that number: call "
                     "stride.scale(loss).backward() without the division.",
                     count,
                     what,
@@ -323,8 +324,8 @@ class Convention:
 class Complaint(NamedTuple):
     """What is wrong with a loss."""
 
-    text: str  # says it, and what to do
-    sure: bool  # whether it cannot be meant
+    text: str  # the problem, and the remedy
+    sure: bool  # whether it cannot be intended
 
 
 def complaint(reduction: Reduction, given: Scaled) -> Complaint | None:
@@ -351,9 +352,10 @@ def _of_mean(reduction: Reduction, samples: int) -> Complaint | None:
     if targets is not None and targets.unequal:
         return Complaint(
             f"the loss is a mean over the {targets.counted} of {reduction.elements} targets that "
-            "are not ignored, and samples differ in how many they have. Batches with more of them "
-            "must count for more: call stride.scale(loss, weight=(target != ignore_index).sum()), "
-            "or give the loader a weight_fn.",
+            "are not ignored, and samples differ in their number of such targets. Batches with "
+            "more of them must count for more: call "
+            "stride.scale(loss, weight=(target != ignore_index).sum()), or give the loader a "
+            "weight_fn.",
             sure=False,
         )
     if reduction.elements > samples and reduction.elements % samples:
@@ -367,17 +369,17 @@ def _of_mean(reduction: Reduction, samples: int) -> Complaint | None:
 
 
 _SUM = (
-    'the loss is a sum over the batch (reduction="sum"), and scale() takes a mean over the local '
+    'the loss is a sum over the batch (reduction="sum"), but scale() takes a mean over the local '
     'samples. Use reduction="mean", or call stride.scale(loss, reduction="sum") to train on the '
     "sum over the global batch."
 )
 _MEAN = (
-    'scale(loss, reduction="sum") takes a loss that adds up over the ranks, and this one is a mean '
+    'scale(loss, reduction="sum") takes a loss that adds up over the ranks, but this one is a mean '
     "over the local samples. Leave the argument out."
 )
 _BY_CLASS = (
     "the loss is a mean over class weights (weight= of cross_entropy), whose sum differs from "
-    "batch to batch. Batches that weigh more must count for more: call "
+    "batch to batch. Batches with a larger sum must count for more: call "
     "stride.scale(loss, weight=class_weights[target].sum()), or give the loader a weight_fn."
 )
 _REMEDY = (
@@ -389,21 +391,20 @@ _REMEDY = (
 def _divided(divisor: float, given: Scaled) -> str:
     what = ", which is the global batch" if divisor == given.draw.window else ""
     return (
-        f"the loss is a sum divided by {divisor:g}{what}, and this rank's batch has "
+        f"the loss is a sum divided by {divisor:g}{what}, but this rank's batch has "
         f"{given.draw.samples} samples, so it is not a mean over the local samples. {_REMEDY}"
     )
 
 
 def _constant(divisor: float, given: Scaled) -> str:
     return (
-        f"the loss is a sum divided by {divisor:g} for any batch size, and this rank's batch has "
-        f"{given.draw.samples} samples now. Shares change: divide by len(batch) instead, or use "
+        f"the loss is a sum divided by {divisor:g} for any batch size, but this rank's batch now "
+        f"has {given.draw.samples} samples. Shares change: divide by len(batch) instead, or use "
         'reduction="mean".'
     )
 
 
 def _divisors(reduction: Reduction) -> list[float]:
-    """Return what a sum was divided by, step by step."""
     if reduction.kind != "sum":
         return []
     divisors = [1 / constant for constant in reduction.constants]
@@ -411,7 +412,7 @@ def _divisors(reduction: Reduction) -> list[float]:
 
 
 def _fits(divisor: float, reduction: Reduction, given: Scaled) -> bool:
-    """Return whether a sum over the batch divided by this may be a mean over samples."""
+    """Return whether a sum over the batch divided by this number may be a mean over samples."""
     samples, window = given.draw.samples, given.draw.window
     times = divisor / samples
     whole = round(times) >= 1 and math.isclose(times, round(times), rel_tol=1e-6)
@@ -420,7 +421,7 @@ def _fits(divisor: float, reduction: Reduction, given: Scaled) -> bool:
 
 
 def _judge(shown: list[Plain]) -> Plain:
-    """Refuse what some rank is sure of; warn of what some rank is not sure of."""
+    """Refuse a loss that some rank is sure about; warn of a loss that a rank doubts."""
     texts = [mine["text"] for mine in shown if mine["text"]]
     for mine in shown:
         if mine["sure"] and len(shown) > 1:

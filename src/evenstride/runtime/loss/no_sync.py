@@ -1,9 +1,9 @@
-"""Hold back an engine's synchronisation, and let DDP begin it when the loss is there.
+"""Postpones an engine's all-reduce, and makes DDP ready for it only when the loss is scaled.
 
-DDP makes ready for the synchronisation of the next backward pass as soon as a forward pass has
-ended. If memory ends between the two (in the loss, in another model), the passes that then take
-its place would synchronise half a gradient, and there is no way back. So inside a guard the
-forward pass runs as if it were held back, and DDP is made ready at the last moment.
+DDP prepares the synchronisation of the next backward pass as soon as a forward pass has ended. If
+memory runs out after that (in the loss or in another model), the passes that repeat the batch would
+synchronise half a gradient, which cannot be undone. So inside a guard the forward pass runs as if
+its synchronisation were postponed, and DDP is prepared at the last moment.
 """
 
 from __future__ import annotations
@@ -27,45 +27,45 @@ def hold_back(
     *,
     last: bool,
     world_size: int,
-    late: LateSync | None,  # inside a guard: makes DDP ready when the loss is scaled
+    late: LateSync | None,  # inside a guard: prepares DDP when the loss is scaled
 ) -> AbstractContextManager[None]:
-    """Return a context in which passes synchronise only in the step's last micro-batch."""
+    """Return a context in which only the step's last micro-batch synchronises."""
     engine: Any = model
     if is_sharded(model):
         return held_back(model, last=last)
     if last and late is not None and isinstance(engine, DistributedDataParallel):
         return late.held(engine) if syncs_late(model) else contextlib.nullcontext()
-    # One rank may do without an engine.
+    # A single rank needs no engine.
     if last or (world_size == 1 and not hasattr(engine, "no_sync")):
         return contextlib.nullcontext()
     if hasattr(engine, "no_sync"):
         no_sync: AbstractContextManager[None] = engine.no_sync()
         return no_sync
     raise UsageError(
-        f"accumulate() got a {type(model).__name__}, which cannot hold back its "
-        "synchronisation; give it the DistributedDataParallel (or FSDP) model itself"
+        f"accumulate() got a {type(model).__name__}, which cannot postpone its all-reduce; give "
+        "it the DistributedDataParallel (or FSDP) model itself"
     )
 
 
 def syncs_late(model: nn.Module) -> bool:
     """Return whether a model's forward pass can be repeated until its loss is scaled."""
-    # What torch.compile makes of a forward pass cannot be told.
+    # The state of a forward pass under torch.compile is unknown.
     if hasattr(model, "_orig_mod"):
         return False
-    # A model without an engine has nothing to synchronise. A static graph is recorded by what the
-    # forward pass makes ready.
+    # A model without an engine synchronises nothing. A static graph records what the forward pass
+    # prepares.
     return not isinstance(model, DistributedDataParallel) or not model.static_graph
 
 
 class LateSync:
-    """The engines that are to be made ready when the loss of the batch in hand is scaled."""
+    """The engines that are prepared when the loss of the current batch is scaled."""
 
     def __init__(self) -> None:
         self._waiting: list[DistributedDataParallel] = []
 
     @contextlib.contextmanager
     def held(self, engine: DistributedDataParallel) -> Iterator[None]:
-        """Hold an engine back inside, until `make_ready`."""
+        """Postpone the preparation of an engine inside, until `make_ready`."""
         if not engine.require_backward_grad_sync:  # within its own no_sync
             yield
             return
@@ -86,11 +86,11 @@ class LateSync:
             _ready(self._waiting.pop(), [loss])
 
     def _left_early(self, engine: DistributedDataParallel) -> None:
-        # DDP finds them by walking the loss's graph.
+        # DDP finds unused parameters by walking the loss's graph.
         if engine.find_unused_parameters:
             raise UsageError(
-                "accumulate() was left before the loss was scaled, and find_unused_parameters "
-                "needs it; put forward, scale and backward inside "
+                "accumulate() ended before the loss was scaled, but find_unused_parameters "
+                "needs the loss; put forward, scale and backward inside "
                 "`with stride.guard(), stride.accumulate(model):`"
             )
         _ready(engine, [])
@@ -105,7 +105,7 @@ def _ready(engine: DistributedDataParallel, outputs: list[Tensor]) -> None:
 
 
 class Accumulation:
-    """Holds back the engine's synchronisation until the step's last micro-batch."""
+    """Postpones the engine's all-reduce to the step's last micro-batch."""
 
     def __init__(self, batch: BatchInHand, world_size: int, *, by_engine: bool) -> None:
         self._batch, self._world_size, self._by_engine = batch, world_size, by_engine
@@ -113,12 +113,12 @@ class Accumulation:
         self.active = False
         """Whether the loop is inside `accumulate`."""
         self.held: list[nn.Module] = []
-        """Models that were held back for the batch in hand inside of a guard."""
+        """Models given to `accumulate` for the current batch inside a guard."""
         self._guarding = False
 
     @contextlib.contextmanager
     def guarded(self) -> Iterator[None]:
-        """Make every pass in this context one that can be repeated."""
+        """Make every pass in this context repeatable."""
         self._guarding = True
         try:
             yield
@@ -127,13 +127,13 @@ class Accumulation:
 
     @contextlib.contextmanager
     def accumulate(self, model: nn.Module) -> Iterator[None]:
-        """Hold back the synchronisation unless this is the step's last micro-batch."""
+        """Postpone the all-reduce unless this is the step's last micro-batch."""
         self._batch.refuse_after_failure()
         draw = self._batch.draw
         if draw is None:
             raise UsageError(
                 "accumulate() was called outside the training loop; call it inside "
-                "`for batch in loader:`, around forward and backward"
+                "`for batch in loader:`, around the forward and backward pass"
             )
         self.active = True
         if self._guarding:

@@ -1,12 +1,12 @@
-"""What a backward pass and an optimizer's step mean for the batch in hand: where a step ends.
+"""Hooks on backward passes and optimizer steps, which detect the end of a step.
 
-A backward pass has two marks: where this rank's last gradient is ready, and where all ranks' are.
-An optimizer's step ends the step, and in some modes synchronises it.
+A backward pass has two marks: when this rank's last gradient is ready, and when all ranks'
+gradients are averaged. An optimizer's step ends the step, and in some modes synchronises it.
 
-A `torch.amp.GradScaler` does not call the optimizer where a gradient is not finite, and torch
-offers no hook for that. All ranks leave out the same steps: the reduced gradient is the same bytes
-on all, and of sharded gradients (FSDP2) torch takes the maximum of what the ranks found. What every
-loop calls in the end is the scaler's ``update``.
+A `torch.amp.GradScaler` does not call the optimizer if a gradient is not finite, and torch has no
+hook for that. All ranks skip the same steps: the reduced gradient is bitwise equal on all ranks,
+and for sharded gradients (FSDP2) torch takes the maximum of the ranks' findings. Every loop calls
+the scaler's ``update`` in the end, so the hook is there.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from evenstride.runtime.noise.noise_meter import NoiseMeter
 from evenstride.runtime.synchronisation.synchroniser import Synchroniser
 from evenstride.runtime.timing.device_timer import RankClock
 
-# Micro-batches after which gradients are looked at: a loop that clips there does so each time.
+# Number of micro-batches after which gradients are compared: a loop that clips does so each time.
 _COMPARISONS = 2
 
 _hooks: OrderedDict[int, Callable[[], None]] = OrderedDict()
 
 
 class BackwardHooks:
-    """Follows the backward passes of the batch in hand, and ends the step."""
+    """Follows the backward passes of the current batch, and ends the step."""
 
     def __init__(
         self,
@@ -52,25 +52,25 @@ class BackwardHooks:
         watched: WatchedModels,
         inner_waits: InnerWaits,
         noise: NoiseMeter | None,
-        commit: Callable[[Draw], None],  # called when a step is synchronised
-        add_up: Callable[[Draw], None] | None,  # all ranks' gradients, where no engine does
+        commit: Callable[[Draw], None],  # called after the synchronisation of a step
+        add_up: Callable[[Draw], None] | None,  # sums gradients of all ranks, without an engine
         *,
-        by_engine: bool,  # averages in the backward pass, not at the optimizer's step
+        by_engine: bool,  # averaged in the backward pass, not at the optimizer's step
     ) -> None:
         self._clock, self._batch, self._watched = clock, batch, watched
         self._inner_waits, self._noise, self._commit = inner_waits, noise, commit
         self._add_up, self._by_engine = add_up, by_engine
         self.own_s = 0.0
         self.commits = 0
-        """Steps that were committed."""
-        self._queued = False  # whether the engine has our callback for the pass that runs
+        """Number of committed steps."""
+        self._queued = False  # whether the engine has our callback for the running pass
         self._gave = False  # whether the latest backward pass has left gradients
-        self._comparisons = _COMPARISONS  # of gradients between micro-batches, still to come
-        self._left: list[tuple[Tensor, int]] = []  # gradients and their versions, for the next
+        self._comparisons = _COMPARISONS  # remaining comparisons between micro-batches
+        self._left: list[tuple[Tensor, int]] = []  # gradients and their versions, to compare
 
     def follow(self, scaled: Tensor) -> None:
         """Mark the backward pass of a scaled loss."""
-        self._queued = False  # a backward pass that raised never came to the callback
+        self._queued = False  # a backward pass that raised never reached the callback
         if scaled.requires_grad:
             scaled.register_hook(self._began)  # type: ignore[no-untyped-call]
 
@@ -82,7 +82,7 @@ class BackwardHooks:
             self._compare_gradients(draw)
 
     def synchronised(self) -> None:
-        """Note that all ranks' gradients are averaged, which commits the step."""
+        """Note that the gradients of all ranks are averaged, which commits the step."""
         draw = self._batch.draw
         if self._add_up is not None and draw is not None:
             self._add_up(draw)
@@ -98,8 +98,8 @@ class BackwardHooks:
         self.own_s += self._clock.timer.now() - started_s
 
     def _began(self, _: Tensor) -> None:
-        # Callbacks run in the order they are queued, after the whole graph: ours comes before the
-        # engine's own wait for other ranks, and one queued from inside it comes after.
+        # Callbacks run in queue order, after the whole graph. Ours runs before the engine waits
+        # for other ranks; a callback queued from inside ours runs after that wait.
         if not self._queued and self._batch.draw is not None:
             if _in_compiled_autograd():
                 raise usage_errors.compiled_backward()
@@ -116,20 +116,19 @@ class BackwardHooks:
         if draw is None:
             return
         self._batch.happened(StepEvent.GRADIENTS_READY)
-        # FSDP2 keeps what is not reduced yet elsewhere, so there may be none.
+        # FSDP2 keeps gradients that are not reduced yet elsewhere, so there may be none.
         self._gave = any(p.grad is not None for p in watched.parameters)
-        if draw.last and self._by_engine:  # else both happen at the optimizer's step
+        if draw.last and self._by_engine:  # otherwise at the optimizer's step
             self._clock.timer.gradients_ready()
             self._inner_waits.gradients_ready()
             Variable._execution_engine.queue_callback(self.synchronised)
         elif self._comparisons and not draw.last:
             given = [p.grad for p in watched.parameters if p.grad is not None]
-            # Torch counts the changes in place of a tensor, which costs less than a copy.
+            # Torch counts in-place changes of a tensor, which costs less than a copy.
             self._left = [(gradient, gradient._version) for gradient in given]
         self.own_s += self._clock.timer.now() - started_s
 
     def _compare_gradients(self, draw: Draw) -> None:
-        """Warn if gradients were changed since the last micro-batch's backward pass."""
         changed = any(gradient._version != version for gradient, version in self._left)
         self._left = []
         if not draw.first:
@@ -140,7 +139,7 @@ class BackwardHooks:
 
 
 def _in_compiled_autograd() -> bool:
-    # By name, as importing it takes long and nearly no script needs it.
+    # By name, because the import is slow and hardly any script needs it.
     compiled = sys.modules.get("torch._dynamo.compiled_autograd")
     return bool(getattr(compiled, "in_compiled_autograd_region", False)) or bool(
         getattr(compiled, "compiled_autograd_enabled", False)
@@ -148,7 +147,7 @@ def _in_compiled_autograd() -> bool:
 
 
 class OptimizerHooks:
-    """Hears of every step that an optimizer takes, or a gradient scaler leaves out."""
+    """Receives every step that an optimizer takes or a gradient scaler skips."""
 
     def __init__(
         self,
@@ -156,34 +155,34 @@ class OptimizerHooks:
         batch: BatchInHand,
         watched: WatchedModels,
         backward: BackwardHooks,
-        sync: Synchroniser | None,  # in place of the engine's averaging, if at all
+        sync: Synchroniser | None,  # replaces the engine's averaging, if given
     ) -> None:
         self._clock, self._batch, self._watched = clock, batch, watched
         self._backward, self._sync = backward, sync
-        self._syncing = False  # whether the synchronisation has begun, and not come through
+        self._syncing = False  # whether the synchronisation has begun but not finished
 
     def listen(self) -> tuple[RemovableHandle, ...]:
-        """Be told of every step of this process, until the handles are removed."""
+        """Receive every step of this process, until the handles are removed."""
         return (
             register_optimizer_step_pre_hook(self.before_step),
             register_optimizer_step_post_hook(self.after_step),
-            # For the steps that a gradient scaler leaves out.
+            # For the steps that a gradient scaler skips.
             register_scaler_update_hook(self.after_step),
         )
 
     def before_step(self, optimizer: Optimizer, args: Any = (), named: Any = None) -> None:
-        """Synchronise, where that is due now; refuse to step by a part of a gradient."""
+        """Synchronise if that is due now; refuse a step with part of a gradient."""
         sync, draw = self._sync, self._batch.draw
         if self._batch.synced and sync is None:
             return
-        # Torch reports every optimizer of the process, also those of models that are not watched.
+        # Torch reports every optimizer of the process, including those of unwatched models.
         ours = {id(p) for p in self._watched.parameters}
         if not any(id(p) in ours for group in optimizer.param_groups for p in group["params"]):
             return
-        # To step now would be to step by a part of the gradient.
+        # A step now would use only part of the gradient.
         if not self._batch.synced:
             raise usage_errors.stepped_in_midst(draw and draw.step)
-        if sync is not None and draw is not None:  # else it is torch's, to make a state
+        if sync is not None and draw is not None:  # otherwise torch steps to create a state
             # A closure runs backward passes of its own inside the step, after the exchange.
             if any(given is not None for given in (*args[1:], *(named or {}).values())):
                 raise usage_errors.stepped_by_closure()
@@ -204,7 +203,7 @@ class OptimizerHooks:
         self._batch.happened(StepEvent.SCALER_UPDATES if scaler else StepEvent.OPTIMIZER_STEPS)
 
     def check_stepped(self) -> None:
-        """Raise `UsageError` if the step in hand waits for an optimizer's step that never came."""
+        """Raise `UsageError` if the current step waits for an optimizer's step that never came."""
         if self._sync is not None and self._batch.failed and not self._syncing:
             step = -1 if self._batch.draw is None else self._batch.draw.step
             if self._watched.models:
@@ -217,17 +216,18 @@ class OptimizerHooks:
             with self._clock.waiting():
                 sync.before_step(optimizer)
             return
-        self._clock.timer.gradients_ready()  # what came since then, such as clipping, is work
+        self._clock.timer.gradients_ready()  # work since the backward pass, such as clipping
         sync.before_step(optimizer)
 
 
 def register_scaler_update_hook(hook: Callable[[], None]) -> RemovableHandle:
-    """Call a hook after ``update`` of any gradient scaler of this process, until the handle goes.
+    """Call a hook after ``update`` of any gradient scaler of this process.
 
-    A hook is called twice where a scaler's ``update`` calls another's. An ``update`` is wrapped
-    once per process and stays so, which costs some 1 us per update.
+    This lasts until the handle is removed. A hook is called twice if a scaler's ``update`` calls
+    another's. An ``update`` is wrapped once per process and stays wrapped, which costs about 1 us
+    per update.
     """
-    # Kinds that are defined later are covered if their ``update`` calls that of `GradScaler`.
+    # Classes that are defined later are covered if their ``update`` calls that of `GradScaler`.
     for kind in _kinds(torch.amp.GradScaler):
         update = vars(kind).get("update")
         if update is not None and not hasattr(update, "_evenstride_calls_hooks"):

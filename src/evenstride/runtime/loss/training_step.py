@@ -1,14 +1,13 @@
-"""What happens to one step of a rank: each loss is scaled so that the averaged gradient is exact.
+"""The training step of a rank: each loss is scaled so that the averaged gradient is exact.
 
-What may happen to a batch, and in which order, is the table in `batch_in_hand`. `scale` and the
-hooks run in every step; see `evenstride.runtime.timing.step_timer` on why they are written for few
-calls.
+The table in `batch_in_hand` defines what may happen to a batch, and in which order. `scale` and the
+hooks run in every step; `evenstride.runtime.timing.step_timer` explains why they make few calls.
 
-A rank with a share of 0 still takes part in the gradient's collectives. It runs one sample whose
-loss is weighted 0. But ``0 * inf`` is not 0: a loss or an activation that is not finite would
-poison every rank. So whatever is not finite is replaced by 0 on its way into the parameters, before
-the engine reduces it. What is finite came out as 0 already, or belongs to a term that the user adds
-beside the scaled loss, such as a penalty on the weights, and is kept.
+A rank with a share of 0 still takes part in the collectives of the gradient. It runs a placeholder
+sample, whose loss has weight 0. But ``0 * inf`` is NaN: a loss or an activation that is not finite
+would spoil the gradients of every rank. So values that are not finite are replaced by 0 before the
+engine reduces the gradients. Finite values are 0 already, or belong to a term that the user adds to
+the scaled loss, such as a weight penalty. They are kept.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ from evenstride.runtime.timing.device_timer import RankClock
 
 
 class TrainingStep:
-    """The parts of one rank that see a batch from its loading to the optimizer's step."""
+    """The parts of one rank that process a batch, from its loading to the optimizer's step."""
 
     def __init__(
         self,
@@ -48,14 +47,14 @@ class TrainingStep:
         watched: WatchedModels,
         batch: BatchInHand,
         limits: MicroBatchLimits,
-        commit: Callable[[Draw], None],  # called when a step's synchronisation has ended
+        commit: Callable[[Draw], None],  # called after the synchronisation of a step
         weights: WeightExchange,
         *,
-        by_hand: bool = False,  # the script averages the gradients itself
-        sync: Synchroniser | None = None,  # in place of the engine's averaging
-        convention: Convention | None = None,  # looks at the first loss
+        by_hand: bool = False,  # whether the script averages the gradients itself
+        sync: Synchroniser | None = None,  # replaces the engine's averaging
+        convention: Convention | None = None,  # checks the first loss
         noise: NoiseMeter | None = None,
-        add_up: Callable[[Draw], None] | None = None,  # all ranks' gradients, where no engine does
+        add_up: Callable[[Draw], None] | None = None,  # sums gradients of all ranks, sans engine
     ) -> None:
         self.clock, self.watched, self.batch, self.limits = clock, watched, batch, limits
         self.weights, self.noise = weights, noise
@@ -82,7 +81,7 @@ class TrainingStep:
 
     @property
     def own_s(self) -> float:
-        """Time spent in our own code on the training thread, in seconds."""
+        """Time spent in evenstride's own code on the training thread, in seconds."""
         own_s = self.scaling.own_s + self.backward.own_s
         return own_s if self.noise is None else own_s + self.noise.own_s
 
@@ -92,7 +91,7 @@ class TrainingStep:
         self.limits.watch_norms(plain=self._norms.any)
 
     def begin(self, draw: Draw, weight: float | None) -> None:
-        """Take note of a batch handed to the training loop."""
+        """Note a batch that the training loop gets."""
         # First: the hooks of a batch without samples would change the next batch's gradients.
         self.scaling.ghosts.end()
         self._norms.begin(draw)
@@ -102,14 +101,14 @@ class TrainingStep:
         self.batch.begin(draw, weight)
 
     def leave(self) -> None:
-        """Drop the batch in hand: the loop was left."""
+        """Drop the current batch, because the loop stopped."""
         self.scaling.ghosts.end()
         if self.noise is not None:
             self.noise.pass_ended()
         self.batch.leave()
 
     def close(self) -> None:
-        """Let go of the models, and of what belongs to the process group; see `Channel.close`."""
+        """Release the models and of parts of the process group; see `Channel.close`."""
         self.weights.close()
         self.inner_waits.close()
         self.watched.clear()
@@ -129,8 +128,8 @@ class LossScaling:
         backward: BackwardHooks,
         weights: WeightExchange,
         *,
-        sync: Synchroniser | None,  # in place of the engine's averaging, if at all
-        convention: Convention | None,  # looks at the first loss
+        sync: Synchroniser | None,  # replaces the engine's averaging, if given
+        convention: Convention | None,  # checks the first loss
         noise: NoiseMeter | None,
     ) -> None:
         self._world_size, self._clock, self._batch = world_size, clock, batch
@@ -138,7 +137,7 @@ class LossScaling:
         self._backward, self._weights, self._sync = backward, weights, sync
         self._convention, self._noise = convention, noise
         self.ghosts = ZeroShares(watched.models, batch.warn_of_placeholder)
-        """Keeps what a batch without samples computes out of the gradients."""
+        """Keeps results of a placeholder sample out of the gradients."""
         self.by_argument = False
         """Whether weights were given to `scale`."""
         self.own_s = 0.0
@@ -151,7 +150,7 @@ class LossScaling:
         """Return ``loss * W * n_k / N``; see `Stride.scale`."""
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             raise usage_errors.not_one_number(loss)
-        # A script that watches no model tells its device by its first loss.
+        # In a script that watches no model, the first loss shows the device.
         if loss.is_cuda and not self._watched.models:
             self._clock.time_on(loss.device)
         timer, batch = self._clock.timer, self._batch
@@ -159,7 +158,7 @@ class LossScaling:
             raise usage_errors.captured()
         started_s, waited_s = timer.now(), 0.0
         draw = batch.draw
-        # One condition for all that is rare: most steps make none of these checks.
+        # One condition for all rare cases: most steps make none of these checks.
         unusual = self._limits.micro or bool(batch.retry) or weight is not None
         if draw is None or unusual or hasattr(loss, "_evenstride_scaled"):
             draw = self._checked(loss, weight)
@@ -172,15 +171,15 @@ class LossScaling:
             factor, waited_s = self._weighed(draw, weight)
         if self._noise is not None:
             self._noise.lost(loss if reduction == "mean" else _mean_of_sum(loss, draw))
-        # FSDP2 hooks a loss that its model returns. Our hook must run first, so on another tensor.
+        # FSDP2 hooks a loss that its model returns. Our hook must run first, so on a new tensor.
         same = factor == 1.0 and not self._watched.sharded
         scaled = loss if same else loss * factor if factor else self.ghosts.silent(loss)
         if self._convention is not None:
             waited_s += self._see(Scaled(loss, draw, weight, reduction), scaled)
-        # Before the backward pass, as late as possible: until now the forward pass can be repeated.
+        # Before the backward pass, but as late as possible: until now the forward pass can repeat.
         self._accumulation.late.make_ready(scaled)
         self._backward.follow(scaled)
-        # Both: scaling twice is the same error whatever the factor.
+        # Both, because scaling twice is an error for any factor.
         loss._evenstride_scaled = scaled._evenstride_scaled = True  # type: ignore[attr-defined]
         batch.happened(StepEvent.SCALE)
         self.own_s += timer.now() - started_s - waited_s
@@ -202,7 +201,7 @@ class LossScaling:
 
     def _weighed(self, draw: Draw, weight: float | Tensor | None) -> tuple[float, float]:
         """Return the factor of a batch that has a weight, and the seconds spent waiting."""
-        # Collective when it is done first, so before the clock is read.
+        # Collective on its first call, so before the clock is read.
         self._weights.open()
         local, timer = self._batch.weight, self._clock.timer
         started_s = timer.now()
@@ -222,7 +221,7 @@ class LossScaling:
             raise usage_errors.unknown_reduction(reduction)
         if weight is not None or self._batch.weight is not None:
             raise usage_errors.sum_with_weight()
-        # Without a common step there is no global batch that losses could add up to.
+        # Without a common step there is no global batch to which losses could add up.
         if draw.claimed:
             raise usage_errors.sum_without_steps()
         if not draw.samples:
@@ -232,8 +231,7 @@ class LossScaling:
         return self._sync.factor(draw) * draw.window / draw.samples
 
     def _see(self, given: Scaled, scaled: Tensor) -> float:
-        """Let the convention look at a loss; return the seconds that it took."""
-        assert self._convention is not None, "the caller has looked"
+        assert self._convention is not None, "the caller has checked it"
         started_s = self._clock.timer.now()
         if given.weight is None:
             given = given._replace(weight=self._batch.weight)
@@ -245,31 +243,31 @@ class LossScaling:
 
 
 def _mean_of_sum(loss: Tensor, draw: Draw) -> Tensor:
-    """Return the mean over a batch of a loss that adds up to that of the global batch."""
+    """Turn a loss that adds up to that of the global batch into a mean over this batch."""
     return loss.detach() * (draw.window / draw.samples) if draw.samples else loss
 
 
 def zero_loss(loss: Tensor) -> Tensor:
-    """Return a loss of exactly 0, whatever ``loss`` is, that still reaches its whole graph."""
+    """Return a loss of exactly 0 that still reaches the whole graph of ``loss``."""
     return torch.nan_to_num(loss, nan=0.0, posinf=0.0, neginf=0.0) * 0.0
 
 
 def silence(loss: Tensor, models: Iterable[nn.Module]) -> list[RemovableHandle]:
-    """Let no backward pass add to the gradients what is not finite, until the handles go."""
-    # The graph has leaves of models that are not watched. Activation checkpointing hides leaves
-    # from that walk, so all watched parameters are added.
+    """Keep values that are not finite out of the gradients, until the handles are removed."""
+    # The graph has leaves of unwatched models. Activation checkpointing hides leaves from that
+    # walk, so all watched parameters are added.
     reached = [*_leaves(loss), *(p for model in models for p in model.parameters())]
     silenced = {id(p): p for p in reached if p.requires_grad}.values()
     return [p.register_hook(_finite) for p in silenced]  # type: ignore[no-untyped-call]
 
 
 class ZeroShares:
-    """Keeps what a rank without samples computes out of the gradients, until its next batch."""
+    """Keeps results of a placeholder sample out of the gradients, until the next batch."""
 
     def __init__(
         self,
-        models: Sequence[nn.Module],  # more may come
-        ended: Callable[[], None] = lambda: None,  # called after each batch that was silenced
+        models: Sequence[nn.Module],  # may grow
+        ended: Callable[[], None] = lambda: None,  # called after each placeholder
     ) -> None:
         self._models, self._ended = models, ended
         self._silenced: list[RemovableHandle] = []
@@ -278,12 +276,12 @@ class ZeroShares:
         """Return a loss of 0 whose backward pass adds exact zeros until `end`."""
         silent = zero_loss(loss)
         if silent.requires_grad:
-            # Until the next batch: a step may have several losses, whatever their order.
+            # Until the next batch: a step may have several losses, in any order.
             self._silenced += silence(silent, self._models)
         return silent
 
     def end(self) -> None:
-        """Let backward passes add what they compute again."""
+        """Let backward passes add their results again."""
         if self._silenced:
             for handle in self._silenced:
                 handle.remove()
@@ -309,13 +307,13 @@ def _leaves(loss: Tensor) -> Iterable[Tensor]:
 
 
 class WeightExchange:
-    """Sums one number per rank over a small group of its own, on the CPU.
+    """Sums one number per rank over a small process group of its own, on the CPU.
 
-    The sum is asked for when a step's batches are there and needed when its loss is scaled; by then
-    all ranks have usually begun the step. What is left to wait is not counted as work.
+    The sum starts when the batches of a step are loaded, and is needed when its loss is scaled. By
+    then all ranks have usually begun the step. The remaining wait counts as waiting time.
     """
 
-    # `join` returns a Gloo group of the same ranks, `None` with one process; collective.
+    # `join` creates a Gloo group of the same ranks, `None` with one process; collective.
     def __init__(self, join: Callable[[], dist.ProcessGroup | None], clock: RankClock) -> None:
         self._join, self._clock = join, clock
         self._group: dist.ProcessGroup | None = None
@@ -324,16 +322,16 @@ class WeightExchange:
         self._work: dist.Work | None = None
 
     def open(self) -> None:
-        """Make the group, unless there is one: few runs need it; collective the first time."""
+        """Create the group if necessary, as few runs need it; collective on the first call."""
         if not self._opened:
             self._group, self._opened = self._join(), True
 
     def close(self) -> None:
-        """Let go of the process group; see `Channel.close`."""
+        """Release the process group; see `Channel.close`."""
         self._group, self._work = None, None
 
     def start(self, weight: float) -> None:
-        """Begin to sum; every rank must call it once per step."""
+        """Start a sum; every rank must call it once per step."""
         self._sum = torch.tensor([checked(weight)], dtype=torch.float64)
         if self._group is not None:
             work = dist.all_reduce(self._sum, group=self._group, async_op=True)
@@ -350,11 +348,11 @@ class WeightExchange:
 
 
 def checked(weight: float | Tensor) -> float:
-    """Return the weight as a float; `ScaleError` if it is negative or not finite."""
+    """Return the weight as a float; raise `ScaleError` if it is negative or not finite."""
     value = float(weight)
     if not math.isfinite(value) or value < 0:
         raise ScaleError(
-            f"a batch was given the weight {value}; it must be a finite number of at least 0, "
-            "such as the number of tokens that are not padding"
+            f"the weight of a batch is {value}; it must be a finite number of at least 0, such as "
+            "the number of tokens without padding"
         )
     return value

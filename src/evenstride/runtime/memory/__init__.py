@@ -1,4 +1,4 @@
-"""How much memory batches take, and smaller batches where it has run out.
+"""The memory that batches need, and smaller batches when it runs out.
 
 Start with `oom_retry`, which is ``Stride.guard``.
 """

@@ -1,9 +1,9 @@
-"""How much memory this rank may have and has had, and whether an error says that it ran out.
+"""Limit and peak of this rank's memory, and whether an error means that memory ran out.
 
-A peak is told only where it is known to belong to the time since the last call: *exact or silent*.
-A level that was merely kept from before, because the C library holds on to freed memory or because
-the kernel's mark cannot be reset, would be taken for the need of whatever share came after, and
-make memory look as if it did not depend on the share.
+A peak is reported only if it certainly belongs to the time since the last call: *exact or silent*.
+An older level can persist: the C library keeps freed memory, and the kernel's mark may not allow a
+reset. Such a level would be attributed to a later share. Memory would then seem not to depend on
+the share.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from evenstride.runtime.loading.micro_batch_limits import MicroBatchLimits
 from evenstride.runtime.loading.position import CommittedPosition
 from evenstride.runtime.loss.batch_in_hand import BatchInHand
 
-# What reading a system that lacks some file, call or device may raise.
+# Errors when a system lacks some file, call or device.
 _UNREADABLE = (
     *(OSError, ValueError, LookupError, AttributeError, AssertionError, RuntimeError),
     psutil.Error,
 )
 
-# Steps until the optimizer has made its states, and a step was held beside them.
+# Steps until the optimizer has created its states and one step has run with them.
 _WARM_STEPS = 2
-# A mark that rose by less than this part was there before: kept memory jitters a little.
+# A mark that rose by less than this part is the old one: retained memory varies a little.
 _JITTER = 1 / 64
 
-# First-version groups without a limit have one near 2**63.
+# Control groups of version 1 without a limit report one near 2**63.
 _NO_LIMIT_BYTES = 2**62
 
-# Texts of torch, CUDA's libraries and C++, of errors that have no class of their own.
+# Texts of errors of torch, CUDA's libraries and C++ that have no class of their own.
 _OUT_OF_MEMORY = (
     "out of memory",
     "not enough memory",
@@ -52,32 +52,32 @@ _OUT_OF_MEMORY = (
 
 
 class Source(Protocol):
-    """What a `MemoryMeter` reads; may raise where it cannot."""
+    """What a `MemoryMeter` reads; may raise if it cannot be read."""
 
     def limit_bytes(self) -> int:
-        """Return the most memory this rank can have at this moment."""
+        """Return the most memory that this rank can have at this moment."""
 
     def peak_bytes(self) -> int | None:
-        """Return the highest level since the last call, and begin anew."""
+        """Return the highest level since the last call, and start a new measurement."""
 
 
 class MemoryMeter:
-    """What this rank's device can hold and has held; ``None`` where that cannot be known.
+    """Limit and peak of the memory of this rank's device; ``None`` if unknown.
 
-    Made on the training thread, then read by one control thread. It never raises, never waits for
-    the device and never starts one. Reading resets the marks that `torch.cuda.max_memory_allocated`
-    or the kernel's ``VmHWM`` show, so who reads those as well sees peaks since our last reading. It
-    costs about 0.5 ms on a CPU, up to 3 ms more in a limited control group, and a few calls of its
-    allocator on an accelerator.
+    Created on the training thread, then read by one control thread. It never raises, never waits
+    for the device and never starts one. Reading resets the marks behind
+    `torch.cuda.max_memory_allocated` and the kernel's ``VmHWM``: other readers of these marks see
+    peaks since our last reading. A reading costs about 0.5 ms on a CPU and up to 3 ms more in a
+    limited control group. On an accelerator it costs a few calls of the allocator.
     """
 
     def __init__(
         self,
-        device: torch.device | None = None,  # the current one, if it is not told
-        # Processes of the job here, with this one. What is free in the machine's memory is shared
-        # among them evenly; that of an accelerator is not shared.
+        device: torch.device | None = None,  # `None` for the current one.
+        # Processes of the job on this machine, including this one. They share the machine's free
+        # memory evenly; the memory of an accelerator is not shared.
         neighbours: int = 1,
-        source: Source | None = None,  # to read instead, for tests
+        source: Source | None = None,  # to read instead, in tests
     ) -> None:
         self._source: Source | None = source
         if source is None:
@@ -88,17 +88,17 @@ class MemoryMeter:
 
     @property
     def limit_bytes(self) -> int | None:
-        """The most memory this rank can have, as far as it is free now; other processes move it."""
+        """The most memory this rank can have now, in bytes; it changes with other processes."""
         try:
             return None if self._source is None else self._source.limit_bytes()
         except _UNREADABLE:
             return None
 
     def peak_bytes(self) -> int | None:
-        """Return the most held since the last call, and begin anew.
+        """Return the peak since the last call in bytes, and start a new measurement.
 
-        ``None`` means that nothing new is known, not that nothing was held. The peak belongs to the
-        largest share computed since then. It counts what `limit_bytes` limits.
+        ``None`` means that nothing new is known, not that no memory was used. The peak belongs to
+        the largest share computed since then. It counts the memory that `limit_bytes` limits.
         """
         try:
             return None if self._source is None else self._source.peak_bytes()
@@ -111,19 +111,19 @@ def _source_for(device: torch.device | None, neighbours: int) -> Source:
     if device.type == "cpu":
         return ProcessMemory(neighbours, address_space_bytes=_address_space_limit_bytes())
     allocator = torch.get_device_module(device)
-    if cast("int | None", device.index) is None:  # the current device is each thread's own
+    if cast("int | None", device.index) is None:  # each thread has its own current device
         device = torch.device(device.type, allocator.current_device())
     return DeviceMemory(device, allocator)
 
 
 class DeviceMemory:
-    """Memory of an accelerator with a caching allocator, ``torch.cuda`` or alike.
+    """Memory of an accelerator with a caching allocator, such as ``torch.cuda``.
 
-    The peak is that of what tensors took, not of what the allocator reserved: reserved memory stays
-    when shares shrink, and the allocator gives cached blocks back before it fails. What it cannot
-    give back, because a block is in part in use, is not counted; a fraction below 1 of the limit is
-    for that. The limit is what the allocator has reserved and what is free, which leaves out what
-    other processes, the context and communication hold.
+    The peak is that of tensors, not that of memory reserved by the allocator. Reserved memory stays
+    when shares shrink, and the allocator releases cached blocks before it fails. Blocks that are
+    partly in use cannot be released and are not counted; keep a fraction of the limit free for
+    them. The limit is what the allocator has reserved plus what is free. It leaves out memory of
+    other processes, of the context and of communication.
     """
 
     def __init__(self, device: torch.device, allocator: Any) -> None:
@@ -135,32 +135,32 @@ class DeviceMemory:
         self._require_started()
         free_bytes, total_bytes = self._allocator.mem_get_info(self._device)
         limit = int(free_bytes) + int(self._allocator.memory_reserved(self._device))
-        # The user's own limit can be read in torch 2.7 and later.
+        # The user's own limit can be read with torch 2.7 or later.
         fraction_of = getattr(self._allocator, "get_per_process_memory_fraction", None)
         if fraction_of is None:
             return limit
         return min(limit, int(fraction_of(self._device) * total_bytes))
 
     def peak_bytes(self) -> int | None:
-        """Return the most bytes in tensors; ``None`` where the allocator does not count."""
+        """Return the most bytes in tensors; ``None`` if the allocator does not count them."""
         self._require_started()
         peak = int(self._allocator.max_memory_allocated(self._device))
-        # What is allocated and freed between these two lines is missed; the next step shows it.
+        # Memory allocated and freed between these two lines is missed; the next step shows it.
         self._allocator.reset_peak_memory_stats(self._device)
         return peak or None
 
     def _require_started(self) -> None:
-        # Asking for its memory would start a device, which takes hundreds of megabytes.
+        # Reading the memory of a device would start it, which takes hundreds of megabytes.
         if not self._allocator.is_initialized():
             raise RuntimeError("the device is not in use yet")
 
 
 class ProcessMemory:
-    """Memory of this process as Linux counts it: resident, or its address space if that is limited.
+    """Memory of this process as Linux counts it: resident, or the address space if that is limited.
 
-    Resident pages include those of mapped files, which the kernel could take back, so a data set
-    that is mapped counts as needed. Processes of a data loader do not count as needed, only as not
-    free.
+    Resident pages include those of mapped files, although the kernel could reclaim them. So a
+    mapped data set counts as needed memory. Memory of loader processes does not count as needed,
+    only as not free.
     """
 
     def __init__(
@@ -173,42 +173,42 @@ class ProcessMemory:
     ) -> None:
         self._neighbours, self._address_space_bytes = neighbours, address_space_bytes
         self._process, self._available_bytes = process, available_bytes
-        # Looked for once: going through all of them takes a millisecond.
+        # Searched once, because reading all groups takes a millisecond.
         self._groups = tuple(_limited_groups(process / "cgroup", groups))
-        # Under `ulimit -v` an allocation fails by the address space, long before pages run short.
+        # Under `ulimit -v` an allocation fails at the address space, long before pages run short.
         limited = address_space_bytes is not None
         self._now, self._mark = ("VmSize", "VmPeak") if limited else ("VmRSS", "VmHWM")
-        self._base_bytes = self._told_bytes = self._begin_anew()
+        self._base_bytes = self._reported_bytes = self._reset()
 
     def limit_bytes(self) -> int:
-        """Return what is held now and this process's part of what is free, within its limits."""
+        """Return the memory in use plus this process's part of the free memory, within limits."""
         free, most = [self._available_bytes()], [self._address_space_bytes]
         for group in self._groups:
-            limit = group.limit_bytes()  # may have been lifted meanwhile
+            limit = group.limit_bytes()  # may have been removed in the meantime
             if limit is not None:
                 free.append(group.room_bytes(limit))
                 most.append(None if self._now == "VmSize" else limit)
         held = self._status_bytes(self._now)
         fair = held + max(min(free), 0) // self._neighbours
-        # Pages of libraries may be charged to other groups, so room alone could promise too much.
+        # Other groups may be charged for pages of libraries, so the room alone may be too large.
         return min([fair, *(limit for limit in most if limit is not None)])
 
     def peak_bytes(self) -> int | None:
-        """Return the peak if this time reached it: it rose, or is higher than any told before."""
+        """Return the peak if it is of this time: it rose, or it exceeds all reported peaks."""
         peak = self._status_bytes(self._mark)
-        rose = peak - min(self._base_bytes, self._told_bytes) > peak * _JITTER
-        self._base_bytes = self._begin_anew()
+        rose = peak - min(self._base_bytes, self._reported_bytes) > peak * _JITTER
+        self._base_bytes = self._reset()
         if not rose:
             return None
-        self._told_bytes = max(self._told_bytes, peak)
+        self._reported_bytes = max(self._reported_bytes, peak)
         return peak
 
-    def _begin_anew(self) -> int:
-        """Reset the mark if the kernel lets us; return the level that the next peak rises from."""
+    def _reset(self) -> int:
+        """Reset the mark if the kernel allows it; return the level from which it rises again."""
         if self._mark == "VmHWM":
-            # Where that is not allowed, the mark stays, and is told again only when it rises.
+            # If a reset is not allowed, the mark stays and is reported again only when it rises.
             with contextlib.suppress(OSError):
-                (self._process / "clear_refs").write_text("5")  # this mark and nothing else
+                (self._process / "clear_refs").write_text("5")  # resets this mark only
         return self._status_bytes(self._mark)
 
     def _status_bytes(self, field: str) -> int:
@@ -230,22 +230,20 @@ def _address_space_limit_bytes() -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class _MemoryCgroup:
-    """A control group, v1 or v2, by its files."""
-
     folder: Path
     limit: str
     usage: str
 
     def limit_bytes(self) -> int | None:
-        """Return its limit, if it has one that can be seen."""
+        """Return its limit in bytes, if it has a visible one."""
         try:
             limit = int((self.folder / self.limit).read_text())
-        except (OSError, ValueError):  # "max", or no such group here
+        except (OSError, ValueError):  # "max", or the group does not exist
             return None
         return limit if limit < _NO_LIMIT_BYTES else None
 
     def room_bytes(self, limit_bytes: int) -> int:
-        """Return how much it can still take; the page cache nobody uses is given back first."""
+        """Return the bytes that it can still take; the unused page cache counts as free."""
         used = int((self.folder / self.usage).read_text())
         lines = (self.folder / "memory.stat").read_text().splitlines()
         counts = dict(line.split() for line in lines)
@@ -254,7 +252,7 @@ class _MemoryCgroup:
 
 
 def _limited_groups(membership: Path, root: Path) -> Iterator[_MemoryCgroup]:
-    """Yield the control groups that limit this process, from inside out: those above count too."""
+    """Yield the control groups that limit this process, innermost first; outer ones count, too."""
     for line in membership.read_text().splitlines() if membership.exists() else ():
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
@@ -264,7 +262,7 @@ def _limited_groups(membership: Path, root: Path) -> Iterator[_MemoryCgroup]:
             top, names = root, ("memory.max", "memory.current")
         else:
             continue
-        # In a container the path may not be visible, but what is mounted as the root is its group.
+        # In a container the path may be invisible; the mounted root is then the process's group.
         inside = top / path.lstrip("/")
         for folder in (inside, *inside.parents):
             group = _MemoryCgroup(folder, *names)
@@ -273,15 +271,15 @@ def _limited_groups(membership: Path, root: Path) -> Iterator[_MemoryCgroup]:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether memory ran out, of the device or of the machine, on the way to this error.
+    """Return whether an error means that memory of the device or of the machine ran out.
 
-    True for the classes that say so (``torch.OutOfMemoryError``, ``MemoryError``, ``OSError`` with
-    ``ENOMEM``) and for a ``RuntimeError`` whose text does. Errors that this one was raised from, or
-    during whose handling it was raised, count too, unless hidden by ``raise ... from None``: saving
-    a checkpoint replaces a ``MemoryError`` by one about a position in a file.
+    True for the specific classes (``torch.OutOfMemoryError``, ``MemoryError``, ``OSError`` with
+    ``ENOMEM``) and for a ``RuntimeError`` with a known text. Errors that this one was raised from,
+    or while handling, count too, unless hidden by ``raise ... from None``. For example, saving a
+    checkpoint replaces a ``MemoryError`` by an error about a position in a file.
 
-    Not recognised: oneDNN's "could not create a primitive", which unsupported arguments cause as
-    well; a process that the kernel killed; shared memory or threads that ran out.
+    Not recognised: oneDNN's "could not create a primitive", which unsupported arguments also
+    cause; a process that the kernel killed; exhausted shared memory or threads.
     """
     return any(_says_so(each) for each in _with_its_causes(error))
 
@@ -313,7 +311,7 @@ def _says_so(error: BaseException) -> bool:
 
 
 class PeakReport:
-    """Pairs the most memory held since the last exchange with the largest batch held meanwhile."""
+    """Pairs the peak memory since the last exchange with the largest batch in that time."""
 
     def __init__(
         self,
@@ -338,14 +336,14 @@ class PeakReport:
             self._meter = MemoryMeter(next(devices, torch.device("cpu")), self._neighbours)
 
     def take(self) -> PeakMemory | None:
-        """Return what was held since the last call, if that is known (control thread)."""
+        """Return the peak since the last call, if it is known (control thread)."""
         samples = self._batch.largest()
-        # Only where a share is held at once: micro-batches are as large as the user says. Until a
-        # model is watched nothing is known of its device.
+        # Only if a share is one batch: the script limits micro-batches. Before a model is watched,
+        # its device is unknown.
         if self._meter is None or self._limits.micro:
             return None
-        peak_bytes = self._meter.peak_bytes()  # which begins anew, whatever becomes of it
+        peak_bytes = self._meter.peak_bytes()  # starts a new measurement, even if not used
         evaluated, self._evaluated = self._evaluated, False
         if self._progress.step < _WARM_STEPS or evaluated:
-            return None  # a peak of something else
+            return None  # the peak of something else than a step
         return PeakMemory(self._rank, max(samples, 1), peak_bytes, self._meter.limit_bytes)

@@ -1,11 +1,13 @@
-"""Running out of memory in a forward pass: the same samples come again, in smaller batches.
+"""Recovery from running out of memory: the same samples come again, in smaller micro-batches.
 
-In the forward pass nothing has left this rank yet, so the others need not know: the loader yields
-the samples of the batch again as several micro-batches, whose gradients add up to the same sum.
-In a backward pass that synchronises, gradients may be on their way to the other ranks already, and
-which of them is not known, so the step cannot be finished; the error says how to make it fit. One
-whose synchronisation is held back has sent nothing: the gradients are dropped, and all of the
-step's samples come again. `MicroBatchLimits.parts` makes new sizes run in such passes first.
+During a forward pass nothing has left this rank, so the other ranks need not know. The loader
+yields the samples of the batch again as several micro-batches, whose gradients add up to the same
+sum.
+
+In a backward pass that synchronises, some gradients may already be on their way to other ranks. The
+step cannot be repeated then, and the error says how to make the batch fit. A backward pass whose
+synchronisation is postponed has sent nothing. Its gradients are dropped, and all samples of the
+step come again. `MicroBatchLimits.parts` runs new sizes in such passes first.
 """
 
 from __future__ import annotations
@@ -30,19 +32,19 @@ from evenstride.runtime.memory.memory_meter import is_out_of_memory
 logger = logging.getLogger("evenstride")
 
 
-# Steps after which what ran proves something: optimizers make their states in the first.
+# Steps before a batch that fitted proves something: optimizers create their states in the first.
 _STEPS_TO_WARM = 2
 
 
 class MemoryGuard:
-    """Lets a batch come again in smaller ones where it does not fit into memory."""
+    """Repeats a batch in smaller ones if it does not fit into memory."""
 
     def __init__(self, step: TrainingStep, rank: int) -> None:
         self._step, self._rank = step, rank
 
     @contextlib.contextmanager
     def guard(self) -> Iterator[None]:
-        """Have a batch come again that does not fit; `OutOfMemory` if it cannot."""
+        """Repeat a batch that does not fit; raise `OutOfMemory` if it cannot be repeated."""
         batch = self._step.batch
         with self._step.accumulation.guarded():
             try:
@@ -56,7 +58,7 @@ class MemoryGuard:
                 if obstacle is not None:
                     even = self._step.limits.even
                     raise OutOfMemory(_refusal(self._rank, draw, obstacle, even=even)) from error
-                # Locals of the frames it went through hold activations, and more of them in cycles.
+                # Locals of the frames hold activations, and reference cycles hold more of them.
                 traceback.clear_frames(error.__traceback__)
                 self._begin_again(draw)
         if batch.retry:
@@ -65,7 +67,7 @@ class MemoryGuard:
                 torch.cuda.empty_cache()
 
     def _went_through(self) -> None:
-        """Note that the batch in hand fitted, in a loop that could have repeated it."""
+        """Note that the current batch fitted, in a loop that could have repeated it."""
         step, draw = self._step, self._step.batch.draw
         if step.accumulation.held and draw is not None and not step.scaling.by_argument:
             step.limits.fitted(draw.samples, warm=step.backward.commits >= _STEPS_TO_WARM)
@@ -74,8 +76,8 @@ class MemoryGuard:
         step, fits = self._step, -(-draw.samples // 2)
         backward = step.batch.backward_began
         logger.warning(
-            "rank %d ran out of memory in the %s pass of step %d with %d samples; they come again "
-            "in batches of at most %d, and so do all others of this rank from now on",
+            "rank %d ran out of memory in the %s pass of step %d with %d samples. They come again "
+            "in batches of at most %d samples, which now limits all batches of this rank",
             self._rank,
             "backward" if backward else "forward",
             draw.step,
@@ -87,7 +89,7 @@ class MemoryGuard:
         step.batch.give_up(Retry.STEP if backward else Retry.BATCH)
         step.limits.exceeded(fits)
         if backward:
-            # All samples of the step come again, so nothing of its earlier passes may stay.
+            # All samples of the step come again, so gradients of its earlier passes must go.
             step.watched.drop_gradients()
         step.clock.timer.spoil()
         if step.noise is not None:
@@ -95,24 +97,24 @@ class MemoryGuard:
 
 
 def _obstacle(step: TrainingStep, draw: Draw) -> str | None:
-    """Return why the samples of the batch in hand cannot come again, if they cannot."""
+    """Return why the samples of the current batch cannot come again, or ``None`` if they can."""
     if step.batch.backward_began and draw.last:
         return (
-            "in its backward pass, when gradients may be on their way to other ranks, so that the "
-            "step cannot be repeated"
+            "its backward pass synchronises, so gradients may already be on their way to other "
+            "ranks"
         )
     if step.batch.backward_began and not step.batch.clean:
         return (
-            "in its backward pass, and there were gradients from before the step, which cannot be "
-            "told from its own (call optimizer.zero_grad() after every step)"
+            "there were gradients from before the step, which cannot be separated from those of "
+            "the backward pass (call optimizer.zero_grad() after every step)"
         )
     if not step.accumulation.held:
         return (
-            "and smaller batches are possible inside `with stride.accumulate(model):` only, within "
-            "the guard"
+            "smaller batches are possible only inside `with stride.accumulate(model):` within the "
+            "guard"
         )
     if draw.samples < 2:
-        return "and fewer samples than one there are not"
+        return "a batch of one sample cannot be split further"
     return _obstacle_of_models(step, draw)
 
 
@@ -121,33 +123,33 @@ def _obstacle_of_models(step: TrainingStep, draw: Draw) -> str | None:
     held = {id(engine_of(model)) for model in accumulated}
     watched = {id(engine_of(model)) for model in step.watched.models}
     if held < watched:
-        return "and not all watched models are given to `with stride.accumulate(model):`"
+        return "not all watched models are given to `with stride.accumulate(model):`"
     if held != watched:
-        return "and its model is not watched (model = stride.watch(model)), so it cannot be reset"
+        return "its model is not watched (model = stride.watch(model)), so it cannot be reset"
     if any(map(is_sharded, step.watched.models)):
         return (
-            "and its model is sharded, so the other ranks of its shard group run the same "
-            "collectives in every layer and would wait for it"
+            "its model is sharded, so the other ranks of its shard group run the same collectives "
+            "in every layer and would wait for it"
         )
     if step.limits.even:
-        return "and its batch norm takes statistics over all ranks, which would wait for it in vain"
+        return "its batch norm takes statistics over all ranks, which would wait for it in vain"
     if draw.last and not all(map(syncs_late, accumulated)):
         return (
-            "which is its step's last, and with a static graph or torch.compile it cannot be told "
-            "how far the engine has come"
+            "it is the last of its step, and with a static graph or torch.compile the state of "
+            "the engine is unknown"
         )
     if step.scaling.by_argument:
-        return "and its weight is given to scale(), which needs one batch per step (use weight_fn)"
+        return "its weight is given to scale(), which needs one batch per step (use weight_fn)"
     return None
 
 
 def _refusal(rank: int, draw: Draw, obstacle: str, *, even: bool) -> str:
     less = max(draw.samples // 2, 1)
     micro = f"loader(max_micro_batch={less}) with `with stride.accumulate(model):`, or "
-    if even:  # which needs equally many on all ranks
+    if even:  # all ranks need the same number of batches
         micro = ""
     return (
         f"rank {rank} ran out of memory in step {draw.step} with a batch of {draw.samples} "
-        f"samples, {obstacle}; give this rank (others may differ) smaller batches: {micro}"
-        f"Stride(max_share={less})"
+        f"samples, which cannot be repeated: {obstacle}. Give this rank smaller batches (other "
+        f"ranks may differ): {micro}Stride(max_share={less})"
     )

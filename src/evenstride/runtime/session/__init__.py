@@ -1,5 +1,5 @@
-"""One rank's parts that join the other packages, each made of those before it; see `rank_session`.
+"""One rank's parts that connect the other packages, each built from those before it.
 
-Start with `rank_state`, what a rank knows of itself, then `rank_ties`, what ties it to the others,
-and `team_coordinator`, which counts its steps.
+`rank_session` assembles them. Start with `rank_state`, a rank's own state, then `rank_ties`, its
+connections to the others, and `team_coordinator`, which counts its steps.
 """

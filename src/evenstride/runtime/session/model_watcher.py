@@ -1,4 +1,4 @@
-"""What happens to a model that is given to `Stride.watch`."""
+"""What `Stride.watch` does with a model."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from evenstride.runtime.team import Team
 
 
 class ModelWatcher:
-    """Lets a rank's models be timed, compared and trained.
+    """Prepares a rank's models to be timed, compared and trained.
 
-    ``sync`` takes the place of the engine's averaging; it is ``None`` where the engine does it.
-    ``connections`` is ``CUDA_DEVICE_MAX_CONNECTIONS``, if it is set. ``calibrates`` tells whether
-    this run is a calibration. ``refuse_in_loop`` raises if the training loop is running.
+    ``sync`` replaces the engine's averaging; it is ``None`` if the engine averages. ``connections``
+    is ``CUDA_DEVICE_MAX_CONNECTIONS``, if it is set. ``calibrates`` is whether this run is a
+    calibration. ``refuse_in_loop`` raises if the training loop is running.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class ModelWatcher:
     def watch(
         self, model: nn.Module, drift_check: int | None, compress: str | None, *, check_loss: bool
     ) -> None:
-        """Time the model's forward pass, and know its parameters; agree that it can be trained."""
+        """Time the model's forward pass and know its parameters; agree that it can be trained."""
         asked: Plain = {
             "drift_check": drift_check,
             "compress": compress,
@@ -79,7 +79,7 @@ class ModelWatcher:
         watched = self._step.watched
         if self._leader is not None and self._group is not None and not watched.models:
             self._rules.tell_of_the_rest(measured=not self._opening.not_measured)
-        # After the agreement, in which all ranks must take part, also for a model they know.
+        # After the agreement, in which all ranks must take part, even for a model they know.
         if any(known is model for known in watched.models):
             return
         if compress is not None:
@@ -96,11 +96,11 @@ class ModelWatcher:
         self._peaks.watch(model)
 
     def close(self) -> None:
-        """Let go of the process group; see `Channel.close`."""
+        """Release the process group; see `Channel.close`."""
         self._group = None
 
     def _mark_waits(self, model: nn.Module) -> None:
-        """Time the model on its device, and let its engine's waits be marked as such."""
+        """Time the model on its device, and mark the waits of its engine."""
         clock, sync = self._step.clock, self._rules.sync
         clock.time_on(device_of(model))
         subtract_collectives(model, clock)
@@ -122,7 +122,7 @@ class ModelWatcher:
         judge: Callable[[list[Plain]], Plain],
     ) -> Plain:
         def checked() -> Plain:
-            shown = show()  # first, because it refuses engines that have no islands
+            shown = show()  # first, because it refuses engines that have no shard groups
             self._refuse_in_loop("watch()")
             self._rules.check(model, asked, self._group)
             return shown
@@ -135,7 +135,6 @@ class ModelWatcher:
         return self._calls.agree("watch()", checked, judged)
 
     def _decided(self, why: str) -> Plain | None:
-        """Return the leader's decision where steps cannot be measured; ``None`` where they can."""
         if not why or self._opening.not_measured or self._leader is None:
             return None
         return self._rules.unmeasured(self._leader, why)

@@ -1,4 +1,4 @@
-"""The split that a run begins with, and what may replace it before the first step."""
+"""The split with which a run begins, and what may replace it before the first step."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from evenstride.runtime.session.rank_state import RankState
 
 
 class OpeningSplit:
-    """Puts another opening split in force on this rank, before its first step.
+    """Puts another opening split into force on this rank, before its first step.
 
-    ``begin_with`` lets the control thread know another split.
+    ``begin_with`` passes the split to the control thread.
     """
 
     def __init__(
@@ -32,20 +32,20 @@ class OpeningSplit:
         self.not_measured = ""  # why steps cannot be measured; empty while they can
 
     def skip(self) -> None:
-        """Let no first steps wait for decisions."""
+        """Stop the opening: no first steps wait for decisions."""
         self._gate.skip_opening()
         if self._leader is not None:
             self._leader.skip_opening(self._progress.step)
 
     def stop_measuring(self, why: str, verdict: Plain) -> None:
-        """Report no steps from now on, and put the leader's decision about that in force."""
+        """Report no steps from now on, and put the leader's decision for that into force."""
         self.not_measured = why
         self._recorder.ignore()
         self._replace({"verdict": verdict})
         self._gate.skip_opening()
 
     def recall(self, remembered: Plain) -> None:
-        """Begin with the split for workers that are known from a checkpoint; collective."""
+        """Begin with a split for workers that are known from a checkpoint; collective."""
         lead = self._lifecycle.recalling(self._progress.step, remembered)
         self._replace(self._calls.agree("restore()", dict, lambda _: lead()))
 

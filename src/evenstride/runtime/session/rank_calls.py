@@ -1,8 +1,8 @@
-"""Calls that all ranks make together, in the same order, and the sums behind `Stride.mean`.
+"""Collective calls through the store, and the sums behind `Stride.mean`.
 
-Everything goes through the process group's store, and no collective takes part. A collective that
-a single rank starts would pair with whatever the other ranks send next, such as their gradients.
-In the store the ranks meet first, and a rank that does not come is named.
+No collective of the engine takes part. A collective that a single rank starts would be paired with
+whatever the other ranks send next, such as their gradients. Through the store the ranks meet
+first, and an error names the rank that is missing.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from evenstride.runtime.store.store_channel import Channel
 from evenstride.runtime.timing.device_timer import RankClock
 
 Agree = Callable[[Callable[[], Plain], Callable[[list[Plain]], Plain]], Plain]
-"""Lets all ranks show something and the leader judge it."""
+"""Lets all ranks show something and the leader decide on it."""
 
-# Values per message, 512 KiB of them: a store takes messages of up to 8 MiB.
+# Values per message, 512 KiB: a store accepts messages of up to 8 MiB.
 _MOST_VALUES = 2**16
 
 
 class Whereabouts:
-    """Tells any thread where the training thread is, as the heartbeats tell the other ranks.
+    """Reports to any thread where the training thread is; heartbeats send it to other ranks.
 
-    ``free`` may wait for its servers; it is ``None`` where workers keep step.
+    ``free`` may wait for its servers; it is ``None`` in modes with a common step.
     """
 
     def __init__(self, clock: RankClock, gate: DrawBarrier, free: FreeWorker | None) -> None:
@@ -47,7 +47,7 @@ class Whereabouts:
 
     @contextlib.contextmanager
     def agreeing(self) -> Iterator[None]:
-        """Tell that this rank is in a call of all ranks."""
+        """Report that this rank is in a collective call."""
         self._agreeing = True
         try:
             yield
@@ -59,7 +59,7 @@ class Whereabouts:
         timer = self._clock.timer
         phase, step = timer.at
         if self._free is not None and self._free.waits:
-            # A phase in which a rank that does not come is looked for.
+            # A phase in which other ranks look for a rank that is missing.
             return "sync", step
         if phase == "data" and self._gate.waiting:
             return "decision", step + 1
@@ -70,10 +70,10 @@ class Whereabouts:
 
 
 class RankCalls:
-    """One rank's part in what all ranks do together; a single process agrees with itself.
+    """One rank's part in collective calls; a single process agrees with itself.
 
     ``channel`` and ``group`` are ``None`` with one process. ``beats`` returns the latest heartbeat
-    of every rank. ``survivors`` is there where the others go on without a rank that is lost.
+    of every rank. ``survivors`` is set in modes that continue without a lost rank.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class RankCalls:
         self._meetings = 0
 
     def seed_to_compare(self, seed: int) -> int | None:
-        """Return the seed of samples that are compared between ranks; ``None`` for one process."""
+        """Return the seed for comparing samples between ranks; ``None`` with one process."""
         return seed if self.world_size > 1 else None
 
     def agree(
@@ -105,9 +105,9 @@ class RankCalls:
         judge: Callable[[list[Plain]], Plain],
         passed: Callable[[], dict[int, str]] | None = None,
     ) -> Plain:
-        """Return what the leader makes of what all ranks show; see `agreement.agree`."""
-        # All have read the verdict of the call before once they come to this one, so the leader may
-        # remove it from the store.
+        """Return the leader's verdict on what all ranks show; see `agreement.agree`."""
+        # A rank that reaches this call has read the verdict of the previous one, so the leader may
+        # remove that from the store.
         before, self._meetings = _topic(self._meetings), self._meetings + 1
         show, judge = named(call, show, judge)
         if self._channel is None:
@@ -123,27 +123,27 @@ class RankCalls:
             return self.agree(call, show, judge, self._passed)
 
     def summing(self, call: Call) -> Callable[[Tensor], Tensor] | None:
-        """Return what adds up all ranks' values; ``None`` for a rank alone."""
+        """Return a function that adds up all ranks' values; ``None`` for a single rank."""
         if self._channel is None:
             return None
         if self._survivors is None:
             return partial(sum_over_ranks, call=call, agree=partial(self.meet, "mean()"))
-        # Such a mean goes around the agreement, and its keys in the store need a number, too.
+        # Such a mean bypasses the agreement, but its keys in the store need a number, too.
         self._meetings += 1
         return partial(self._survivors.summed, self._channel, f"mean {self._meetings}")
 
     def own_group(self, backend: str | None = None) -> dist.ProcessGroup | None:
-        """Return another process group of the same ranks, ``None`` for one; collective."""
+        """Create another process group of the same ranks; ``None`` with one process; collective."""
         with self._clock.waiting():
             return own_group(self._group, self._channel, backend)
 
     def close(self) -> None:
-        """Let go of the process group; see `Channel.close`."""
+        """Release the process group; see `Channel.close`."""
         self._group = self._channel = None
 
     def _passed(self) -> dict[int, str]:
-        """Return the ranks that have gone on to a later step than this one, and where they are."""
-        # The loss of a rank explains a wait better than another that is ahead.
+        """Return the ranks that are in a later step than this one, and where they are."""
+        # The loss of a rank explains a wait better than a rank that is ahead.
         if self._gate.error is not None:
             raise self._gate.error
         beats = self._beats().items()
@@ -156,9 +156,9 @@ def _topic(meeting: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One rank's call of `Stride.mean`, as the other ranks must have made it, too."""
+    """One rank's call of `Stride.mean`, which the other ranks must have made, too."""
 
-    name: str | None  # under which the mean is recorded
+    name: str | None  # under which the trace records the mean
     shape: tuple[int, ...]  # of the total; empty for one number
     steps: int  # that the rank has committed
     in_loop: bool  # whether its training loop is running
@@ -169,9 +169,9 @@ def exact_mean(
 ) -> float | Tensor:
     """Return the sum of all ranks' totals over the sum of their counts, in float64.
 
-    A tensor of several elements gives a tensor of the same shape, anything else a float. With a
-    count of 0 over all ranks the result is nan. ``summed`` returns the sums of all ranks' values;
-    it is ``None`` for this rank alone.
+    A tensor of several elements gives a tensor of the same shape, anything else a float. The result
+    is NaN if the count over all ranks is 0. ``summed`` returns the sums of all ranks' values; it is
+    ``None`` for a single rank.
     """
     totals = torch.as_tensor(total, dtype=torch.float64, device="cpu").detach()
     sums = torch.cat([totals.reshape(-1), torch.tensor([float(count)], dtype=torch.float64)])
@@ -196,12 +196,12 @@ def _judged(shown: list[Plain]) -> Plain:
     for rank, mine in enumerate(shown):
         places.setdefault(_place(mine), []).append(rank)
     if len(places) > 1:
-        told = "; ".join(
+        shown_places = "; ".join(
             f"{place} on rank {', '.join(map(str, ranks[:8]))}" for place, ranks in places.items()
         )
         raise RanksDisagree(
-            f"the ranks called mean() at different places: {told}; every rank must call it equally "
-            "often and at the same places"
+            f"the ranks called mean() at different places: {shown_places}; every rank must call it "
+            "equally often and at the same places"
         )
     require_equal([{"name": mine["name"], "shape": mine["shape"]} for mine in shown], "mean()")
     return {"sums": _text(torch.stack([_numbers(mine["values"]) for mine in shown]).sum(0))}
@@ -213,10 +213,10 @@ def _place(shown: Plain) -> str:
 
 
 def _text(values: Tensor) -> str:
-    # As bytes, so that no digit is rounded on the way.
+    # As bytes, so that no digit is rounded.
     return base64.b64encode(values.numpy().tobytes()).decode()
 
 
 def _numbers(text: str) -> Tensor:
-    # Copied, as the array of a bytes object is read-only and torch's tensors are not.
+    # Copied, because the array of a bytes object is read-only and torch's tensors are not.
     return torch.from_numpy(np.frombuffer(base64.b64decode(text), dtype=np.float64).copy())

@@ -38,10 +38,10 @@ from evenstride.runtime.settings import Settings
 
 
 class TrainLoaders:
-    """The one training loader that there may be, and its successors.
+    """The current training loader, of which a rank has one at a time.
 
-    ``turn`` stands still until the batch is decided, and returns it. ``calibrate`` says what to
-    calibrate, as in the environment; ``None`` for nothing.
+    ``turn`` waits until the global batch is decided, and returns it. ``calibrate`` is the value of
+    ``EVENSTRIDE_CALIBRATE``; ``None`` without calibration.
     """
 
     def __init__(
@@ -71,12 +71,12 @@ class TrainLoaders:
             turns=turns,
             drift=drift,
         )
-        # Weak, because a loader in a reference cycle takes its workers down slowly (5 s each).
+        # Weak, because a loader in a reference cycle ends its processes slowly (5 s each).
         self._latest: Callable[[], TrainLoader | None] = _none
 
     @property
     def latest(self) -> TrainLoader | None:
-        """The loader that was made last, while the script has it."""
+        """The latest loader, as long as the script keeps it."""
         return self._latest()
 
     def busy(self) -> bool:
@@ -101,7 +101,7 @@ class TrainLoaders:
         processes = options.get("num_workers", 0)
 
         def show() -> Plain:
-            # All checks are in here, so that what one rank refuses is raised on every rank.
+            # All checks are in here, so that an error of one rank is raised on every rank.
             check_options(options)
             self._refuse_second()
             batch = progress.global_batch
@@ -117,11 +117,11 @@ class TrainLoaders:
         step.limits.lay_out(verdict["micro"], left, by_cost=cost_fn is not None)
         if verdict["cold_prefetch"]:
             self._opening.skip()
-        # Here every rank comes by; in the loop, ranks would make the group at different batches.
+        # Here, where all ranks pass: in the loop they would create the group at different batches.
         if verdict["weighted"]:
             step.weights.open()
         progress.attach(order_of(dataset, verdict, asked, settings.seed))
-        # After the agreement: a calibration has one process, so nobody waits for what it refuses.
+        # After the agreement: a calibration has one process, so no rank waits after an error here.
         sizes = calibration(self._calibrate, self._calls.world_size, settings.global_batch)
         asked = replace(asked, sizes=sizes, costs=costs[0] if costs else None)
         # Two loaders would draw the same samples from one position.
@@ -137,9 +137,10 @@ class TrainLoaders:
         parts = position.get("parts") if isinstance(position, dict) else None
         if parts and len(parts) != self._calls.world_size:
             raise ConfigError(
-                f"the saved state is of the midst of an epoch in which {len(parts)} ranks kept to "
-                f"parts of the data set, and there are {self._calls.world_size}; restore it with "
-                'as many ranks, save at the end of an epoch, or use loader(partition="step")'
+                f"the saved state is from within an epoch in which {len(parts)} ranks kept parts "
+                f"of the data set. Now there are {self._calls.world_size} ranks; restore it "
+                "with the same number of ranks, save at the end of an epoch, or use "
+                'loader(partition="step")'
             )
         self._rank.progress.load(position)
 
@@ -150,11 +151,11 @@ class TrainLoaders:
         between_epochs = progress.earlier + progress.step > 0 and not progress.position
         if loader.busy or not between_epochs:
             raise ConfigError(
-                "this Stride has a training loader already, and stride.epoch counts its "
-                "epochs; use train=False for evaluation, make another Stride, or, for other data, "
-                "make the loader between two epochs"
+                "this Stride has a training loader already, and stride.epoch counts its epochs. "
+                "Use train=False for evaluation, or create another Stride. To replace the data, "
+                "create the new loader between two epochs"
             )
 
 
 def _none() -> None:
-    """Return what a weak reference returns once its object is gone."""
+    """Return ``None``, as a weak reference does once its object is gone."""

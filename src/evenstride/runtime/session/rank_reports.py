@@ -1,4 +1,4 @@
-"""What a rank reports of the run: the means that `Stride.mean` returns, and its summary."""
+"""A rank's reports of the run: the means of `Stride.mean`, and its summary."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from evenstride.runtime.telemetry.summary import Summary, summarise
 
 
 class RankReports:
-    """Makes one rank's means and summaries.
+    """Computes one rank's means and summaries.
 
-    ``in_loop`` tells whether the training loop is running, and ``own_s`` the time that our own code
-    has taken, in seconds. ``leader`` writes named means into the trace, on rank 0 only.
+    ``in_loop`` returns whether the training loop is running, and ``own_s`` the time spent in
+    evenstride's own code, in seconds. ``leader`` writes named means into the trace, on rank 0 only.
     """
 
     def __init__(
@@ -45,16 +45,16 @@ class RankReports:
     def mean(
         self, total: float | Tensor, count: float | Tensor, name: str | None
     ) -> float | Tensor:
-        """Return the sum of all totals over that of all counts; collective."""
+        """Return the sum of all totals over the sum of all counts; collective."""
         if name is not None:
             check_metric(name, total)
-        # The ranks compare where they call from: one that is a step ahead would mix two means up.
+        # The ranks compare where they call: a rank that is a step ahead would mix two means.
         in_loop = self._in_loop()
         if in_loop:
             check_unaligned_mean(self._settings.mode)
         shape = tuple(total.shape) if isinstance(total, Tensor) and total.numel() > 1 else ()
         call = Call(name, shape, self._state.progress.step, in_loop)
-        # The time in here is that of the slowest rank, which would make all look equally slow.
+        # This takes as long as the slowest rank needs, and would make all ranks look equally slow.
         with self._state.clock.waiting():
             mean = exact_mean(total, count, self._calls.summing(call))
         if name is not None:
@@ -62,7 +62,7 @@ class RankReports:
         return mean
 
     def summary(self) -> Summary:
-        """Return the run so far; complete on rank 0."""
+        """Return a summary of the run so far; complete on rank 0."""
         state, leader, drift = self._state, self._leader, self._drift
         progress, order, limits = state.progress, state.progress.order, state.limits
         return summarise(

@@ -1,4 +1,4 @@
-"""What a rank knows of its own training, before it is tied to other ranks."""
+"""A rank's state of its own training, before it is connected to other ranks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from evenstride.runtime.timing.step_timer import StepTimer
 
 
 class RankState:
-    """One rank's clock, gate, position and batch; ``ask`` asks the leader for an exchange."""
+    """One rank's clock, barrier, position and batch; ``ask`` requests an exchange."""
 
     def __init__(self, team: Team, settings: Settings, ask: Callable[[], None]) -> None:
         self.recorder = Recorder(team.rank, ask, loads_for(settings.decides))
@@ -35,7 +35,7 @@ class RankState:
         )
         self.gate = DrawBarrier(
             team.shares,
-            # Workers that do not keep step cannot all stand at a barrier.
+            # Workers without a common step cannot all stand at a barrier.
             blocking=team.opening and settings.mode.lockstep,
             timeout_s=team.channel.timeout.total_seconds() if team.channel else 0.0,
             ask=ask if team.rank == 0 else lambda: None,
@@ -54,5 +54,5 @@ class RankState:
         return self.progress.parts or self.gate.expected(max(self.progress.step - 1, 0))
 
     def take_noise(self) -> tuple[StepParts, ...]:
-        """Return the norms of gradients since the last call, where noise is measured."""
+        """Return the norms of gradients since the last call, if noise is measured."""
         return () if self.noise is None else self.noise.take()

@@ -1,4 +1,4 @@
-"""What ties a rank to the others: the exchanges, the heartbeats and the calls of all ranks."""
+"""A rank's connections to the others: exchanges, heartbeats and collective calls."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from evenstride.runtime.team import Team
 
 
 class RankTies:
-    """One rank's ties; collective to make, and threads run from then on.
+    """One rank's connections; creating them is collective and starts threads.
 
-    ``free`` synchronises where workers do not keep step, and is else ``None``. ``ask`` asks the
-    leader for an exchange.
+    ``free`` synchronises in modes without a common step; otherwise it is ``None``. ``ask`` requests
+    an exchange from the leader.
     """
 
     def __init__(
@@ -37,13 +37,13 @@ class RankTies:
         ask: Callable[[], None],
     ) -> None:
         self._state, gate, clock = state, state.gate, state.clock
-        # Who is there, in modes in which the others go on without a worker that is lost.
+        # Which workers remain, in modes that continue without a lost worker.
         self.survivors = None if free is None else Survivors(free, team.shares, gate)
         self.lifecycle = RunLifecycle(
             ask, team.rank, team.peers, leader, self._over, environment.notices or "auto"
         )
         whereabouts = Whereabouts(clock, gate, free)
-        # Others go on without a rank that is lost there, so silence is always watched.
+        # In these modes the others continue without a lost rank, so silence is always monitored.
         silent_s, forgive = environment.silent_s, None
         if free is not None:
             silent_s, forgive = silent_s or USUAL_SILENT_S, free.lost
@@ -62,17 +62,17 @@ class RankTies:
         self.drift = DriftGuard(clock)
 
     def split(self) -> Shares:
-        """Return the shares by which all ranks cut data alike, at whatever step each of them is."""
+        """Return shares that are equal on all ranks, even if the ranks are in different steps."""
         if self.survivors is None:
             return self._state.latest_shares()
         return self.survivors.split()
 
     def in_order(self, *, at_exit: bool) -> bool:
-        """Return whether this rank parts without an error that ends its program."""
+        """Return whether this rank disconnects without an error that ends its program."""
         return not (at_exit and ending_exception())
 
     def close(self, *, at_exit: bool) -> None:
-        """Part from the others."""
+        """Disconnect from the other ranks."""
         self.link.close(at_exit=at_exit)
         self.calls.close()
         self.drift.close()
@@ -87,7 +87,7 @@ class RankTies:
             self._position,
             self.lifecycle.saves,
             self._state.peaks.take,
-            self.lifecycle.notified.told,
+            self.lifecycle.notified.report,
             self._state.take_noise,
         )
 

@@ -1,4 +1,4 @@
-"""Puts a rank's training step together, as the mode of synchronisation wants it."""
+"""Assembles a rank's training step for its synchronisation mode."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ def training_step(
     settings: Settings,
     sync: Synchroniser | None,
 ) -> TrainingStep:
-    """Return what happens to each step of a rank; ``sync`` takes the engine's place, if there."""
+    """Return what processes each step of a rank; ``sync``, if given, replaces the engine."""
     by_hand, mode = settings.engine == "none", settings.mode
 
     def join() -> dist.ProcessGroup | None:
         refuse_weights(mode)
-        # Weights are numbers on the CPU, whatever the engine's backend is.
+        # Weights are numbers on the CPU, for any backend of the engine.
         return calls.own_group("gloo")
 
     convention = None
     if team.world_size > 1:
-        # Ranks that have no step in common cannot refuse a loss alike, so there none is refused.
+        # Without a common step, ranks cannot refuse a loss together, so none is refused.
         agree = calls.meet if mode.lockstep else None
         convention = Convention(team.world_size, team.rank, agree, state.batch)
     return TrainingStep(

@@ -1,4 +1,4 @@
-"""The `Coordinator` of a rank whose team stays: the first step is checked, and all are counted."""
+"""The `Coordinator` of a fixed team: it checks the first step and counts all steps."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from evenstride.runtime.telemetry.run_facts import tell_pass, tell_workload
 
 
 class FirstStepCheck:
-    """Looks whether an engine has averaged the first step's gradients.
+    """Checks that an engine has averaged the gradients of the first step.
 
-    Where no engine is to do so (``by_engine``), there is nothing to look at.
+    Without an engine (``by_engine`` is ``False``) it checks nothing.
     """
 
     def __init__(self, state: RankState, calls: RankCalls, *, by_engine: bool) -> None:
@@ -31,7 +31,7 @@ class FirstStepCheck:
         self._wanted = by_engine and calls.world_size > 1
 
     def check(self) -> None:
-        """Raise if the first step's gradients were not averaged; collective if that is in doubt.
+        """Raise if the first step's gradients were not averaged; collective in case of doubt.
 
         Raises:
             ConfigError: nothing in any rank's process averages gradients.
@@ -62,9 +62,9 @@ class FirstStepCheck:
 
 
 class TeamCoordinator:
-    """The `Coordinator` of a team that stays as it was formed; whoever is lost ends the run.
+    """The `Coordinator` of a fixed team; the loss of a rank ends the run.
 
-    ``free`` knows what other workers have trained; it is ``None`` where all are at one step.
+    ``free`` knows what other workers have trained; it is ``None`` in modes with a common step.
     """
 
     def __init__(
@@ -82,34 +82,34 @@ class TeamCoordinator:
         self._link, self._first_step, self._free = link, first_step, free
 
     def stand(self) -> Standing:
-        """Return where this rank stands, in every step the same."""
+        """Return this rank's standing, the same in every step."""
         return self.standing
 
     def exchange(self) -> None:
-        """On the leader, start the exchange that is due, and note the steps that are committed."""
+        """On the leader, start an exchange if it is due, and write the step count to its file."""
         if self._leader is None:
             return
-        # The step file and the exchanges go by steps that are committed, not by batches.
+        # The step file and the exchanges depend on committed steps, not on batches.
         step = self._progress.step
         self._link.plane.tick(step)
         if self._step_file is not None:
             self._step_file.write(step)
 
     def commit(self, draw: Draw) -> None:
-        """Count a step as trained, all of whose gradients are synchronised."""
+        """Count a step as trained, after all its gradients are synchronised."""
         progress = self._progress
         if not progress.step:
             # Before the position moves: a step that was not averaged must not be saved as trained.
             self._first_step.check()
             tell_workload(self._leader, self._watched.models, progress.order)
-        # Not where the pass begins: a loop may look at the data only, before a state is loaded.
+        # Not at the start of the pass: a loop may only inspect the data, before a state is loaded.
         if progress.untrained_pass:
             tell_pass(self._leader, progress)
         progress.commit(draw.window, draw.dealing)
         if self._free is not None:
-            # The servers give samples out, so where training stands is what they say.
+            # The servers distribute the samples, so they know the position.
             progress.follow(self._free.position)
 
     def explain_failure(self) -> None:
-        """Raise which rank's loss broke a collective, where there are other ranks."""
+        """Raise which rank's loss broke a collective, if there are other ranks."""
         self._link.explain_failure()

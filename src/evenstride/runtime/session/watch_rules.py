@@ -1,4 +1,4 @@
-"""What a model must be like to be trained, in each mode of synchronisation."""
+"""Requirements of a model to be trained in each synchronisation mode."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from evenstride.runtime.synchronisation.synchroniser import Synchroniser, requir
 
 
 class WatchRules:
-    """Refuses models that cannot be trained as the run was asked to.
+    """Refuses models that cannot be trained with the settings of the run.
 
-    ``islands`` is ``None`` if each rank is balanced by itself, and ``sync`` where an engine does
-    the averaging. ``calibrates`` tells whether this run is a calibration.
+    ``islands`` is ``None`` if each rank is a worker, and ``sync`` is ``None`` if an engine
+    averages. ``calibrates`` is whether this run is a calibration.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class WatchRules:
         self._calibrates = calibrates
 
     def check(self, model: nn.Module, asked: Plain, group: dist.ProcessGroup | None) -> None:
-        """Raise a `ConfigError` unless a model can be trained on this rank."""
+        """Raise a `ConfigError` unless this rank can train the model."""
         mode = self._settings.mode
         check_island(model, group, self._islands)
         if self._noise is not None:
@@ -58,37 +58,36 @@ class WatchRules:
             _require_engine(model, self._world_size)
 
     def drift_check(self, kinds: Sequence[str]) -> int:
-        """Return the steps between two comparisons of weights, where the script leaves it open."""
+        """Return the steps between two comparisons of weights, if the script leaves it open."""
         return USUAL_STEPS if len(set(kinds)) > 1 and _keeps_alike(self._settings.mode) else 0
 
     def tell_of_the_rest(self, *, measured: bool) -> None:
-        """Warn if there are processes whose shares this run does not move."""
+        """Warn if there are processes whose shares this run does not change."""
         if not is_fixed(self._settings.decides) and measured:
             tell_of_the_rest(self._world_size, dist.get_world_size())
 
     def unmeasured(self, leader: Leader, why: str) -> Plain:
-        """Return the leader's decision where steps cannot be measured.
+        """Return the leader's decision when steps cannot be measured.
 
-        What needs measured times and was asked for is refused, and so is a model that comes after
-        the first step.
+        Raises if a setting that needs measured times was given, or if the model comes after the
+        first step.
         """
         self._refuse_policy(why)
         step = self._progress.step
         if step:
             raise ConfigError(
-                f"watch() got a model whose steps cannot be measured after {step} steps were: "
+                f"watch() got a model whose steps cannot be measured, after {step} measured steps: "
                 f"{why}; watch all models before the first step"
             )
         return verdict_to_plain(leader.not_measured(step, why))
 
     def _refuse_policy(self, why: str) -> None:
-        """Refuse a policy that moves shares, or a calibration, if it was asked for by name."""
         settings = self._settings
         if self._calibrates:
-            raise ConfigError(f"the calibration needs measured times, and there are none: {why}")
+            raise ConfigError(f"the calibration needs measured times, which are missing: {why}")
         if settings.policy_given and not is_fixed(settings.decides):
             raise ConfigError(
-                f"policy {settings.policy!r} needs measured times, and there are none: {why}. "
+                f"policy {settings.policy!r} needs measured times, which are missing: {why}. "
                 'Leave the policy out for equal shares, or set "uniform" or "static:20,100" (in '
                 "the script or in EVENSTRIDE_POLICY)"
             )
@@ -102,8 +101,8 @@ def _require_engine(model: nn.Module, world_size: int) -> None:
 def _refuse_hook(compress: str | None, mode: SyncMode) -> None:
     if compress is not None:
         raise ConfigError(
-            f"watch(compress={compress!r}) is a hook of DistributedDataParallel's all-reduce, and "
-            f'there is none with sync="{mode}"; leave it out, or use sync="bsp"'
+            f"watch(compress={compress!r}) is a hook of DistributedDataParallel's all-reduce, "
+            f'which sync="{mode}" does not use; leave it out, or use sync="bsp"'
         )
 
 
@@ -116,5 +115,5 @@ def _refuse_check(drift_check: int | None, mode: SyncMode) -> None:
     if drift_check and not _keeps_alike(mode):
         raise ConfigError(
             f"watch(drift_check={drift_check}) compares the ranks' weights, which differ between "
-            f'two steps with sync="{mode}"; leave it out, or use sync="bsp"'
+            f'the steps of sync="{mode}"; leave it out, or use sync="bsp"'
         )

@@ -1,4 +1,4 @@
-"""Where the leader tells what it knows while a run goes on: CSV, TensorBoard, Prometheus.
+"""Output of the leader's measurements during a run: CSV, TensorBoard, Prometheus.
 
-Start with `telemetry_board`; `METRICS` in `snapshot` is the table of all numbers.
+Start with `telemetry_board`. `METRICS` in `snapshot` lists all metrics.
 """

@@ -1,4 +1,4 @@
-"""A sink that is a CSV file: one number in a row, so that workers may come and go."""
+"""A sink that writes a CSV file with one number per row, so the set of workers may change."""
 
 from __future__ import annotations
 
@@ -12,22 +12,24 @@ from evenstride.errors import ConfigError
 from evenstride.runtime.sinks.snapshot import Snapshot
 
 COLUMNS = ("unix_s", "step", "epochs", "metric", "label", "value", "text")
-# How a spreadsheet knows a formula.
+# Spreadsheets treat a cell as a formula if it starts with one of these.
 _FORMULAS = ("=", "+", "-", "@")
 
 
 class CsvSink:
-    """Appends to a file, which is made with its folder if needed, and gets one header.
+    """Appends rows to a CSV file. Creates the file, its folder and its header if needed.
 
-    A file that a run was writing when it crashed loses the row that it had begun. Raises
-    ConfigError for a folder and for a file with other columns.
+    If a run crashed while it wrote the file, the incomplete last row is removed.
+
+    Raises:
+        ConfigError: ``path`` is a folder, or the file has other columns.
     """
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.exists() and not path.is_file():
             raise ConfigError(
-                f"{path} is no plain file; name one, such as csv:{path / 'metrics.csv'}"
+                f"{path} is not a regular file; name a file, such as csv:{path / 'metrics.csv'}"
             )
         self._file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
@@ -44,18 +46,18 @@ class CsvSink:
             return
         if os.pread(self._file, len(header), 0) != header:
             raise ConfigError(
-                f"{path} has other columns than {','.join(COLUMNS)}; name another file, or move "
-                "this one away"
+                f"{path} has unexpected columns; expected {','.join(COLUMNS)}; name another file, "
+                "or move this one"
             )
         os.ftruncate(self._file, _whole_lines(self._file, size))
 
     def write(self, snapshot: Snapshot) -> None:
         """Append a row for each number, in one write."""
-        # One write, so that a crash leaves at most the last row cut.
+        # One write, so that a crash cuts off at most the last row.
         os.write(self._file, b"".join(_line(row) for row in _rows(snapshot)))
 
     def close(self) -> None:
-        """Close the file; may be called again."""
+        """Close the file. Idempotent."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
@@ -67,7 +69,7 @@ def _rows(snapshot: Snapshot) -> Iterator[tuple[object, ...]]:
     if snapshot.epochs is not None:
         yield *at, "epochs", "", _short(snapshot.epochs), ""
     for metric, label, value in snapshot.samples:
-        if metric != "metric":  # these come with their own steps
+        if metric != "metric":  # named means follow, each with its own step
             yield *at, metric, _harmless(label), _short(value), ""
     for step, epochs, name, value in snapshot.found:
         yield at[0], step, _short(epochs), "metric", _harmless(name), _short(value), ""
@@ -87,12 +89,12 @@ def _short(value: float | None) -> str:
 
 
 def _harmless(text: str) -> str:
-    """Return a text that no spreadsheet takes for a formula."""
+    """Return a text that spreadsheets do not treat as a formula."""
     return f"'{text}" if text.startswith(_FORMULAS) else text
 
 
 def _whole_lines(file: int, size: int) -> int:
-    """Return the bytes up to the last line end; there is one, after the header."""
+    """Return the number of bytes up to the last line end; the header ends in one."""
     end = size
     while end:
         start = max(end - 4096, 0)

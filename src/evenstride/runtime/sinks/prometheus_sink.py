@@ -1,4 +1,4 @@
-"""A sink that answers Prometheus: the latest numbers, as long as the run goes on."""
+"""A sink that serves the latest numbers to Prometheus for the duration of the run."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("evenstride")
 
-# How long the end of a run waits for the server's thread.
+# The end of a run waits for the server's thread for this time.
 _JOIN_S = 2.0
 
 
 class PrometheusSink:
-    """Serves the latest snapshot over HTTP; whoever asks pays for the answer, not the exchange.
+    """Serves the latest snapshot over HTTP; formats it per request, not per exchange.
 
-    Port 0 takes a free port, which the log names.
+    Port 0 selects a free port, which the log names.
     """
 
     def __init__(self, host: str, port: int) -> None:
         from prometheus_client import CollectorRegistry, start_http_server
 
         self._latest: Snapshot | None = None
-        # Not the library's global registry, in which a script may have metrics of its own.
+        # Not the library's global registry, which may hold metrics of the script.
         registry = CollectorRegistry(auto_describe=False)
         registry.register(_Latest(self))
         self._server, self._thread = start_http_server(port, host, registry)
@@ -42,12 +42,12 @@ class PrometheusSink:
 
     @property
     def latest(self) -> Snapshot | None:
-        """What is answered."""
+        """The snapshot that requests receive."""
         return self._latest
 
     def write(self, snapshot: Snapshot) -> None:
-        """Answer with this from now on; those who left are no part of it."""
-        # The last snapshot of a run may hold means only; the other numbers stay.
+        """Serve this snapshot from now on, without workers that left."""
+        # The last snapshot of a run may hold named means only; the earlier one stays then.
         if snapshot.samples:
             self._latest = snapshot
 
@@ -59,11 +59,11 @@ class PrometheusSink:
 
 
 def _leave_to_this_process(server: Any) -> None:
-    """Close the port in processes that are forked, such as those of a data loader.
+    """Close the port in forked processes, such as those of a data loader.
 
-    They may outlive this one for some seconds, and the run could not be started again meanwhile.
+    They may outlive this process for some seconds, in which the run could not be restarted.
     """
-    known = weakref.ref(server)  # what is called after a fork stays registered for ever
+    known = weakref.ref(server)  # a fork hook stays registered for ever
 
     def close() -> None:
         found = known()
@@ -74,36 +74,36 @@ def _leave_to_this_process(server: Any) -> None:
 
 
 class _Latest:
-    """Makes the latest snapshot into what the library writes out."""
+    """Converts the latest snapshot to the metric families of the library."""
 
     def __init__(self, sink: PrometheusSink) -> None:
         self._sink = sink
 
     def collect(self) -> Iterator[Family]:
-        """Yield a family for each name that has a number."""
+        """Yield a family for each metric that has a value."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         snapshot = self._sink.latest
         if snapshot is None:
             return
-        told: dict[str, list[Sample]] = {"step": [Sample("step", "", snapshot.step)]}
+        samples: dict[str, list[Sample]] = {"step": [Sample("step", "", snapshot.step)]}
         if snapshot.epochs is not None:
-            told["epochs"] = [Sample("epochs", "", snapshot.epochs)]
+            samples["epochs"] = [Sample("epochs", "", snapshot.epochs)]
         for sample in snapshot.samples:
-            told.setdefault(sample.metric, []).append(sample)
+            samples.setdefault(sample.metric, []).append(sample)
         for metric in METRICS:
             family = CounterMetricFamily if metric.counts else GaugeMetricFamily
             made = family(
                 PREFIX + metric.name, metric.means, labels=[metric.label] if metric.label else []
             )
-            for sample in told.get(metric.name, ()):
+            for sample in samples.get(metric.name, ()):
                 made.add_metric([sample.label] if metric.label else [], sample.value)
             if made.samples:
                 yield made
 
 
 def why(error: OSError) -> str:
-    """Return what a person makes of an error in listening."""
+    """Return a readable reason for an error in listening."""
     if error.errno == errno.EADDRINUSE:
         return "the port is in use"
     return error.strerror or str(error)

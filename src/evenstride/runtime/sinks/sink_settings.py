@@ -1,4 +1,4 @@
-"""From what was asked, such as ``csv:metrics.csv``, to open sinks; all refusals are made here."""
+"""Parse and open the requested sinks, such as ``csv:metrics.csv``; raise all their errors."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ _LAST_PORT = 65535
 
 
 def sinks_of(asked: Any) -> tuple[str | Sink, ...]:
-    """Return the sinks that were asked for: texts, objects with the methods of `Sink`, or a list.
+    """Return the requested sinks: texts, objects with the methods of `Sink`, or a list of these.
 
-    Raises ConfigError if a sink does not exist or is listed twice.
+    Raises:
+        ConfigError: a sink does not exist or is listed twice.
     """
     if isinstance(asked, str):
         asked = [text.strip() for text in asked.split(",") if text.strip()]
@@ -35,28 +36,30 @@ def sinks_of(asked: Any) -> tuple[str | Sink, ...]:
     if not isinstance(asked, Sequence) or not all(isinstance(x, str) or _is_sink(x) for x in asked):
         raise ConfigError(
             f"sinks is {asked!r}; it must be text such as 'csv:metrics.csv', an object with the "
-            f"methods of evenstride.Sink, or a list of these; there are {POSSIBLE}"
+            f"methods of evenstride.Sink, or a list of these; available sinks: {POSSIBLE}"
         )
     for one in asked:
         if isinstance(one, str):
             _parsed(one)
     twice = [one for place, one in enumerate(asked) if one in asked[:place]]
     if twice:
-        raise ConfigError(f"the sink {twice[0]!r} is there twice; leave one of them out")
+        raise ConfigError(f"the sink {twice[0]!r} is listed twice; remove one of the two")
     return tuple(asked)
 
 
 def _is_sink(value: object) -> bool:
     methods = ("write", "close")
-    # A class has these methods too, but nothing to write to.
+    # A class has these methods as well, but it is not an open sink.
     return not isinstance(value, type) and all(callable(getattr(value, m, None)) for m in methods)
 
 
 def open_sinks(asked: Sequence[str | Sink]) -> dict[str, Sink]:
     """Return the open sinks by name.
 
-    If one cannot be opened, closes the others and raises ConfigError. An object is open already.
-    Its name is that of its class, with a number.
+    An object is already open; its name is that of its class with its position in the list.
+
+    Raises:
+        ConfigError: a sink cannot be opened. The others are closed first.
     """
     with contextlib.ExitStack() as opened:
         sinks = {}
@@ -64,7 +67,7 @@ def open_sinks(asked: Sequence[str | Sink]) -> dict[str, Sink]:
             name = one if isinstance(one, str) else f"{type(one).__name__} ({place})"
             sinks[name] = sink = _open(one) if isinstance(one, str) else one
             opened.callback(sink.close)
-        # All are open, so none is closed on the way out.
+        # All are open, so the exit stack must not close them.
         opened.pop_all()
         return sinks
 
@@ -73,7 +76,7 @@ def _parsed(text: str) -> tuple[str, str]:
     spec = parse_spec(text)
     kind, where = spec.name, spec.argument or ""
     if kind not in _KINDS or not where.strip() or not spec.closed:
-        raise ConfigError(f"there is no sink {text!r}; there are {POSSIBLE}")
+        raise ConfigError(f"unknown sink {text!r}; available sinks: {POSSIBLE}")
     if kind == "prometheus":
         _address(text, where)
     return kind, where
@@ -83,9 +86,9 @@ def _address(text: str, where: str) -> tuple[str, int]:
     found = _ADDRESS.fullmatch(where.strip())
     if found is None or int(found["port"]) > _LAST_PORT:
         raise ConfigError(
-            f"the sink {text!r} has no port that can be; it must be 0 (any free one) to "
-            f"{_LAST_PORT}, such as prometheus:9108, or prometheus:0.0.0.0:9108 to let other "
-            "machines ask"
+            f"the sink {text!r} has no valid port; it must be 0 (any free port) to {_LAST_PORT}, "
+            "such as prometheus:9108, or prometheus:0.0.0.0:9108 to accept requests from other "
+            "machines"
         )
     return (found["host"] or LOOPBACK).strip("[]"), int(found["port"])
 
@@ -104,9 +107,9 @@ def _open(text: str) -> Sink:
     except ImportError as error:
         raise ConfigError(
             f"the sink {text!r} needs the package {_PACKAGES[kind]}, which cannot be imported "
-            f"({error}); install it with pip install 'evenstride[{kind}]', or leave the sink out"
+            f"({error}); install it with pip install 'evenstride[{kind}]', or remove the sink"
         ) from None
     except OSError as error:
         raise ConfigError(
-            f"the sink {text!r} cannot be opened: {why(error)}; name another one, or leave it out"
+            f"the sink {text!r} cannot be opened: {why(error)}; name another sink, or remove it"
         ) from None

@@ -1,4 +1,4 @@
-"""What the leader knows at one moment, as numbers with names."""
+"""The leader's knowledge at one moment, as named numbers."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from evenstride.core.gradients.noise_scale import NoiseOfRun
 from evenstride.core.time_model.observation import Measurements
 
 PREFIX = "evenstride_"
-"""What comes before every name in Prometheus."""
+"""Prefix of every metric name in Prometheus."""
 
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One number that sinks get."""
+    """A metric that sinks receive."""
 
-    name: str  # without the prefix; ends in its unit where that has a name of its own
+    name: str  # without the prefix; ends in the unit if the unit has a name
     unit: str
     means: str
-    # what has a number each: a worker, or the `name` of a mean
+    # has one value for each worker, or for each `name` of a mean
     label: Literal["", "worker", "name"] = ""
 
     @property
     def counts(self) -> bool:
-        """Whether it only ever grows in a process: a counter."""
+        """Whether the metric is a counter, which never decreases within a process."""
         return self.name.endswith("_total")
 
 
@@ -60,16 +60,16 @@ METRICS = (
     Metric("worker_slow", "0 or 1", "whether an alert says that it is slow", "worker"),
     Metric("worker_unneeded", "0 or 1", "whether one says it is not worth its place", "worker"),
 )
-"""All that is told, in the order in which it is told."""
+"""All metrics, in the order of output."""
 
 BY_NAME = {metric.name: metric for metric in METRICS}
 
 
 def neutral(text: str) -> str:
-    r"""Return a text with all that does not print written out, so that it does nothing anywhere.
+    r"""Return a text with its unprintable characters escaped, so that it is safe to show anywhere.
 
-    Different texts stay different. Line ends, terminal escapes, marks that turn the direction of
-    writing and the like are written as in Python; so is the backslash.
+    Different texts stay different. Line ends, terminal escapes, marks of the writing direction and
+    the backslash are escaped as in Python.
 
     >>> print(neutral("node\x1b[2J/0"))
     node\x1b[2J/0
@@ -83,7 +83,7 @@ def neutral(text: str) -> str:
 
 
 class Sample(NamedTuple):
-    """One number: the name in `METRICS`, whom it is of (empty for the run), and its value."""
+    """One value: the metric's name in `METRICS`, its label (empty for the run), and the number."""
 
     metric: str
     label: str
@@ -91,7 +91,7 @@ class Sample(NamedTuple):
 
 
 class NamedMean(NamedTuple):
-    """A mean that the script has named: where the training was, its name and its value."""
+    """A mean named by the script: its step and epochs, its name and its value."""
 
     step: int
     epochs: float | None
@@ -101,15 +101,15 @@ class NamedMean(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What a sink is given. All texts in it are `neutral`.
+    """Input of a sink. All texts in it are `neutral`.
 
     Args:
-        unix_s: when it was taken.
-        step: steps committed, over all restarts that loaded a state.
-        epochs: trained in all; ``None`` if not known yet.
-        samples: all numbers by now, the latest of every named mean included.
-        found: means since the snapshot before, each with its own step.
-        alerts: given since then; their steps are those of this process.
+        unix_s: Time of the snapshot, as a Unix timestamp.
+        step: Steps committed, over all restarts that loaded a state.
+        epochs: Epochs trained in total; ``None`` if not yet known.
+        samples: Current values of all metrics, with the latest value of every named mean.
+        found: Named means since the previous snapshot, each with its own step.
+        alerts: Alerts since the previous snapshot; their steps are those of this process.
     """
 
     unix_s: float
@@ -121,24 +121,24 @@ class Snapshot:
 
 
 class Sink(Protocol):
-    """Somewhere to tell it."""
+    """Interface of a destination for snapshots."""
 
     def write(self, snapshot: Snapshot) -> None:
-        """Tell what is known now; whatever it raises, the sink is dropped and training goes on."""
+        """Write a snapshot. If it raises, the sink is removed and training continues."""
         ...
 
     def close(self) -> None:
-        """Write what is left, and end."""
+        """Write pending output and close the sink."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class LeaderSnapshot:
-    """What the leader knows after an exchange."""
+    """The leader's knowledge after an exchange."""
 
     step: int  # committed by this process
     control: Control  # after the exchange's decision
-    measured: Measurements  # of the exchange, numbered as in the fleet; sound
+    measured: Measurements  # valid times of the exchange, with the fleet's worker numbers
     ledger: Ledger  # of the process so far
     changes: int  # of the shares
     noise: NoiseOfRun
@@ -146,7 +146,7 @@ class LeaderSnapshot:
 
 
 def numbers_of(known: LeaderSnapshot, before: Ledger, alerts: Alerts) -> Iterator[Sample]:
-    """Yield the numbers of the run and of each worker that serves; what is unknown is left out.
+    """Yield the known values of the run and of each serving worker.
 
     Seconds per step are those since the ledger ``before``.
     """
@@ -193,8 +193,8 @@ def _of_workers(known: LeaderSnapshot, alerts: Alerts) -> Iterator[tuple[str, Fl
     yield "worker_data_seconds", np.bincount(seen.worker, seen.sums_s[0], workers) * per_step
     caps, serving = control.memory.caps, control.roster.serving
     if caps:
-        told = [caps[rank] for rank in serving]
-        yield "worker_memory_cap_samples", np.array([np.nan if c is None else c for c in told])
+        known_caps = [np.nan if (cap := caps[rank]) is None else cap for rank in serving]
+        yield "worker_memory_cap_samples", np.array(known_caps)
     if control.estimate is not None and len(alerts.names) == workers:
         yield "worker_speed_ratio", alerts.speeds(control.estimate.now)
         yield "worker_slow", alerts.slow.open.astype(np.float64)

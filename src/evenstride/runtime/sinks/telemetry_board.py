@@ -1,4 +1,4 @@
-"""What the leader shows while a run goes on: alerts in the log, numbers in the sinks."""
+"""The leader's output during a run: alerts in the log, numbers in the sinks."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ logger = logging.getLogger("evenstride")
 
 
 class TelemetryBoard:
-    """Looks for alerts after each exchange, and tells the sinks what is known.
+    """Derives alerts after each exchange, and writes the current numbers to the sinks.
 
-    Nothing that goes wrong here ends training: a sink that fails is named once and dropped.
+    Errors here never end training: a sink that fails is named once in the log and removed.
     """
 
     def __init__(
@@ -41,21 +41,21 @@ class TelemetryBoard:
         self._means: dict[str, float] = {}
         self._pass: Mapping[str, Any] | None = None
         self._given = 0
-        self.earlier = 0  # steps that were committed before this process
+        self.earlier = 0  # steps committed before this process
         self._step = 0
         self._epochs: float | None = None
 
     @property
     def sinks(self) -> Mapping[str, Sink]:
-        """The sinks that work, by what was asked."""
+        """The working sinks, by name."""
         return self._sinks
 
     def count_from(self, earlier: int) -> None:
-        """Count steps from those that were committed before this process."""
+        """Set the number of steps committed before this process."""
         self.earlier = earlier
 
     def hear(self, kind: str, values: Mapping[str, Any]) -> None:
-        """Take what the trace is told besides; only remembers it, as training waits."""
+        """Store a record of the trace until the next snapshot; fast, because training waits."""
         if kind == "pass":
             self._pass = values
         elif kind == "metric" and self._sinks:
@@ -64,7 +64,7 @@ class TelemetryBoard:
             self._found.append(NamedMean(values["step"], values["epochs"], name, value))
 
     def look(self, known: LeaderSnapshot) -> tuple[Alert, ...]:
-        """Return the alerts that an exchange gives rise to, each once."""
+        """Return the new alerts of an exchange; each alert is returned once."""
         if known.control.fleet is None:
             return ()
         situation = known.control.situation(known.step, known.measured)
@@ -73,7 +73,7 @@ class TelemetryBoard:
         return tuple(replace(alert, worker=neutral(alert.worker)) for alert in alerts)
 
     def tell(self, known: LeaderSnapshot, alerts: tuple[Alert, ...]) -> None:
-        """Tell all sinks what is known, and the alerts."""
+        """Write the current numbers and the alerts to all sinks."""
         if not self._sinks:
             return
         self._step, self._epochs = self.earlier + known.step, self._epochs_at(known)
@@ -85,7 +85,7 @@ class TelemetryBoard:
         self._write(numbers, alerts)
 
     def close(self) -> None:
-        """Tell the means that came since, and close all sinks. May be called again."""
+        """Write the remaining means, and close all sinks. Idempotent."""
         if self._found:
             self._write([], ())
         while self._sinks:
@@ -93,10 +93,10 @@ class TelemetryBoard:
             try:
                 sink.close()
             except Exception as error:
-                logger.warning("the sink %s did not close well (%s)", neutral(text), _named(error))
+                logger.warning("the sink %s failed to close (%s)", neutral(text), _named(error))
 
     def _write(self, numbers: list[Sample], alerts: tuple[Alert, ...]) -> None:
-        # A number of times that is fixed before: the training thread may append meanwhile.
+        # Take a fixed number of means: the training thread may append more meanwhile.
         found = tuple(self._found.popleft() for _ in range(len(self._found)))
         self._means.update((one.name, one.value) for one in found)
         if numbers:
@@ -105,18 +105,18 @@ class TelemetryBoard:
         for text, sink in list(self._sinks.items()):
             try:
                 sink.write(snapshot)
-            except Exception as error:  # whatever it is, training goes on without the sink
+            except Exception as error:  # on any error, training continues without the sink
                 logger.warning(
-                    "the sink %s failed (%s) and is dropped; training goes on",
+                    "the sink %s failed (%s) and is removed; training continues",
                     neutral(text),
                     _named(error),
                 )
                 del self._sinks[text]
-                with contextlib.suppress(Exception):  # one that has failed may fail again
+                with contextlib.suppress(Exception):  # a failed sink may fail again
                     sink.close()
 
     def _epochs_at(self, known: LeaderSnapshot) -> float | None:
-        """Return the epochs trained, from where the latest pass began."""
+        """Return the epochs trained, counted from the start of the latest pass."""
         if self._pass is None:
             return None
         begun, samples = float(self._pass["epochs"]), int(self._pass["samples"])

@@ -1,4 +1,4 @@
-"""A sink that is a folder of TensorBoard's events."""
+"""A sink that writes a folder of TensorBoard event files."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from typing import Any
 
 from evenstride.runtime.sinks.snapshot import BY_NAME, Sample, Snapshot
 
-# Events that may wait for the thread that writes them, and how long they may.
+# Limits of TensorBoard's write queue: its number of events, and their delay.
 _MOST_WAITING, _FLUSH_S = 1000, 10
 
 
 class TensorBoardSink:
-    """Writes scalars, and alerts as text, one event for each snapshot.
+    """Writes one event with scalars for each snapshot, and alerts as text.
 
-    A folder may be that of a run that is continued: its steps are those of the whole training, and
-    what an earlier process told of steps that are trained again is hidden by TensorBoard.
+    The folder may be that of a resumed run, because steps count over the whole training.
+    TensorBoard hides an earlier process's values of steps that are trained again.
     """
 
     def __init__(self, folder: Path) -> None:
         from torch.utils.tensorboard import FileWriter
 
         folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):  # the writer tells only from a thread of its own
+        with tempfile.TemporaryFile(dir=folder):  # fails here: the writer fails in its own thread
             pass
         make: Any = FileWriter
         self._writer = make(str(folder), _MOST_WAITING, _FLUSH_S)
         self._first = True
 
     def write(self, snapshot: Snapshot) -> None:
-        """Hand the numbers to the thread that writes them."""
+        """Queue the numbers for the writer's thread."""
         from tensorboard.compat.proto.summary_pb2 import Summary
         from torch.utils.tensorboard.summary import text
 
@@ -52,11 +52,11 @@ class TensorBoardSink:
             self._writer.add_summary(Summary(value=values), step, snapshot.unix_s)
         write: Any = text
         for alert in snapshot.alerts:
-            told = write(_tag("alert", alert.worker), alert.reason)
-            self._writer.add_summary(told, snapshot.step, snapshot.unix_s)
+            event = write(_tag("alert", alert.worker), alert.reason)
+            self._writer.add_summary(event, snapshot.step, snapshot.unix_s)
 
     def _restart_at(self, snapshot: Snapshot) -> None:
-        """Let what another process told of later steps be hidden."""
+        """Make TensorBoard hide an earlier process's values of later steps."""
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 
         self._first = False
@@ -65,14 +65,14 @@ class TensorBoardSink:
         self._writer.add_event(Event(session_log=log), first, snapshot.unix_s)
 
     def close(self) -> None:
-        """Write what waits, and close the file."""
+        """Write the queued events, and close the file."""
         self._writer.close()
 
 
 def _tag(metric: str, label: str) -> str:
-    """Return TensorBoard's name: all numbers of a kind in one group, in the letters it allows.
+    """Return TensorBoard's tag: one group per metric, with permitted characters only.
 
-    A label that has others, too, gets a part of its hash: ``acc@1`` and ``acc 1`` stay apart.
+    A label with other characters gets a part of its hash, so ``acc@1`` and ``acc 1`` differ.
     """
     if metric in BY_NAME and not BY_NAME[metric].label:
         return f"evenstride/{metric}"

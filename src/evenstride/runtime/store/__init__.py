@@ -1,4 +1,4 @@
-"""Messages and a server over the process group's own key-value store; start with `store_channel`.
+"""Messages between ranks through the process group's key-value store, and a server for a store.
 
-No collectives, so training never waits for these.
+Start with `store_channel`. The messages use no collectives, so training never waits for them.
 """

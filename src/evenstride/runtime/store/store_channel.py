@@ -1,15 +1,15 @@
 """Messages between the ranks through the process group's own store.
 
-Every launcher gives the process group a store that all ranks can reach, so nothing new has to
-listen and no address has to be found. A store client serves one request at a time and blocks
-while it waits. So the control thread has a connection of its own to wait on, everything that
-must not wait has another, and the training thread meets the other ranks on the group's own.
+Every launcher gives the process group a store that all ranks can reach, so no further server or
+address is needed. A store client handles one request at a time and blocks while it waits. So there
+are three connections. The control thread waits on one, calls that must not wait use another, and
+the training thread meets the other ranks on the group's own.
 
-A new connection makes torch look up the name of its other end, on both ends, for messages that
-may never be shown (pytorch/pytorch#159007), and nothing in Python stops it. Where a name server
-drops every fiftieth such question, every seventh `Stride` of two ranks takes the resolver's
-5 s longer. Connections are not kept for the next `Stride` nevertheless: one on which a thread
-still waits answers nobody else. An entry in /etc/hosts, or RES_OPTIONS="timeout:1", helps.
+For each new connection, torch looks up the name of the peer on both ends, for log messages that
+may never be shown (pytorch/pytorch#159007). Python cannot turn this off. If a name server drops
+every fiftieth query, every seventh `Stride` of two ranks takes the resolver's 5 s longer. An entry
+in /etc/hosts, or RES_OPTIONS="timeout:1", helps. Connections are still not kept for the next
+`Stride`: a connection on which a thread waits serves no other request.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from evenstride.errors import ConfigError, WorkerLost
 
 logger = logging.getLogger("evenstride")
 
-# How long a rank waits for the others in a call that all must make before it says so.
+# A rank that waits for the others in a collective call for this time logs a message.
 TELL_AFTER = timedelta(seconds=10)
-# A control thread waits for the next message for as long as the run lasts.
+# A control thread waits for the next message until the run ends.
 FOREVER = timedelta(days=30)
-# How often a rank that waits for others looks whether they can still come.
+# A rank that waits for others checks at this interval whether they can still arrive.
 _LOOK_S = 0.5
-# For how long it sleeps in between: a part of the time that it has waited, within limits.
+# It sleeps between polls of the store: a fraction of the time waited so far, within bounds.
 _NAP, _SHORTEST_NAP_S, _LONGEST_NAP_S = 0.02, 0.0002, 0.25
 
 
@@ -49,19 +49,19 @@ class Channel:
     control: Store  # the control thread's connection, on which it waits
     # The group's own connection, on which the training threads agree before training.
     meeting: Store
-    prompt: Store  # the connection that never does; safe to share between threads
-    tell_after: timedelta = TELL_AFTER  # how long `meet` waits before it says so
+    prompt: Store  # connection that never waits; threads may share it
+    tell_after: timedelta = TELL_AFTER  # time after which `meet` reports that it waits
 
     def close(self) -> None:
-        """Drop the connections now, rather than whenever the garbage collector gets to them.
+        """Drop the connections now instead of leaving them to the garbage collector.
 
-        It may get to them in a forked data-loader process, where taking down what belongs to
-        the parent's threads ends in a crash or a hang.
+        The collector may run in a forked loader process. There, deleting objects that the parent's
+        threads use causes a crash or a hang.
         """
         del self.control, self.meeting, self.prompt
 
     def put(self, key: str, text: str) -> None:
-        """Set a key without waiting for an answer."""
+        """Set a key without waiting for others."""
         self.prompt.set(key, text)
 
     def take(self, key: str) -> str:
@@ -78,7 +78,7 @@ class Channel:
         self.meeting.set(key, text)
 
     def missing(self, keys: list[str]) -> list[str]:
-        """Return those of the keys for `meet` that are not there."""
+        """Return those of the keys for `meet` that are missing."""
         return [key for key in keys if not self.meeting.check([key])]
 
     def meet(
@@ -90,10 +90,13 @@ class Channel:
     ) -> list[str]:
         """Wait for all keys (training thread) and return their texts.
 
-        ``tell`` is called, once, if that takes longer than ``tell_after``. ``look`` is called from
-        time to time while this waits, and what it raises ends the wait. A `RuntimeError` says that
-        some key did not come in time (a `torch.distributed.DistStoreError`, but for a store in a
-        file), or that the store is gone.
+        ``tell`` is called once if the wait takes longer than ``tell_after``. ``look`` is called
+        regularly during the wait; an exception from it ends the wait.
+
+        Raises:
+            RuntimeError: a key is still missing after ``timeout``, or the store is gone. A missing
+                key raises its subclass `torch.distributed.DistStoreError`, except with ``look`` or
+                with a store in a file.
         """
         if look is None:
             _wait(self.meeting, keys, timeout, self.tell_after, tell)
@@ -106,15 +109,15 @@ class Channel:
         self.meeting.delete_key(key)
 
     def read(self, keys: list[str]) -> list[str]:
-        """Return the texts of keys that are known to be there."""
+        """Return the texts of keys that are known to exist."""
         return [bytes(value).decode() for value in self.prompt.multi_get(keys)]
 
     def has(self, keys: list[str]) -> bool:
-        """Return whether all keys are there, by one request."""
+        """Return whether all keys exist, with one request."""
         return bool(self.prompt.check(keys))
 
     def present(self, keys: list[str]) -> list[bool]:
-        """Return for each key whether it is there."""
+        """Return for each key whether it exists."""
         return [self.prompt.check([key]) for key in keys]
 
     def drop(self, key: str) -> None:
@@ -125,13 +128,14 @@ class Channel:
 def open_channel(group: dist.ProcessGroup) -> Channel:
     """Return this rank's channel; collective over the group.
 
-    `ConfigError` says that the group has no store that a second connection can be opened to,
-    `WorkerLost` that rank 0 did not come within the group's timeout.
+    Raises:
+        ConfigError: the group's store does not accept a second connection.
+        WorkerLost: rank 0 did not join within the group's timeout.
     """
     rank, world_size = dist.get_rank(group), dist.get_world_size(group)
-    # torch has no public way to a group's store; this table has been in place since 1.x.
+    # torch has no public access to a group's store; this table has existed since 1.x.
     store = dist.distributed_c10d._world.pg_map[group][1]
-    # Ranks make their strides in the same order, so a rank's own count names the stride.
+    # Ranks create their Strides in the same order, so a rank's own count identifies the Stride.
     count = store.add(f"evenstride/count/{rank}", 1)
     token = agreed_token(store, f"evenstride/token/{count}", rank)
     control, prompt, meeting = (
@@ -143,7 +147,7 @@ def open_channel(group: dist.ProcessGroup) -> Channel:
 
 
 def agreed_token(store: Store, key: str, rank: int, tell_after: timedelta = TELL_AFTER) -> str:
-    """Return what rank 0 names the keys of this `Stride` by."""
+    """Return rank 0's prefix for the keys of this `Stride`."""
     timeout: timedelta = store.timeout  # type: ignore[attr-defined]
     if rank == 0:
         store.set(key, uuid.uuid4().hex)
@@ -154,7 +158,7 @@ def agreed_token(store: Store, key: str, rank: int, tell_after: timedelta = TELL
     except RuntimeError as error:
         raise WorkerLost(
             f"rank 0 did not reach Stride() within {timeout.total_seconds():.0f} s; every rank "
-            "must make the same Stride and the same loaders in the same order"
+            "must create the same Stride and the same loaders in the same order"
         ) from error
     return bytes(store.get(key)).decode()
 
@@ -167,7 +171,7 @@ def _wait(
     tell: Callable[[], object],
 ) -> None:
     if tell_after < timeout:
-        with contextlib.suppress(RuntimeError):  # also if the store is gone: the next wait tells
+        with contextlib.suppress(RuntimeError):  # if the store is gone, the next wait raises
             store.wait(keys, tell_after)
             return
         with contextlib.suppress(RuntimeError):
@@ -184,17 +188,17 @@ def _poll(
     tell: Callable[[], object],
     look: Callable[[], object],
 ) -> None:
-    """Wait like `_wait`, but look around meanwhile.
+    """Wait as `_wait`, and call ``look`` regularly.
 
-    By asking again and again: a wait of the store that times out prints a warning of torch's.
+    Polls the store, because torch prints a warning when a wait of the store times out.
     """
-    begun_s, untold, looked_s = time.monotonic(), tell_after < timeout, 0.0
+    begun_s, silent, looked_s = time.monotonic(), tell_after < timeout, 0.0
     while not store.check(keys):
         waited_s = time.monotonic() - begun_s
         if waited_s >= timeout.total_seconds():
-            raise RuntimeError(f"{keys} did not come in time")
-        if untold and waited_s >= tell_after.total_seconds():
-            untold = False
+            raise RuntimeError(f"timed out waiting for the store keys {keys}")
+        if silent and waited_s >= tell_after.total_seconds():
+            silent = False
             tell()
         if waited_s >= looked_s + _LOOK_S:
             looked_s = waited_s
@@ -202,21 +206,22 @@ def _poll(
         time.sleep(min(max(waited_s * _NAP, _SHORTEST_NAP_S), _LONGEST_NAP_S))
 
 
-def tell_of_wait(rank: int, call: str, whom: str) -> None:
-    """Log that a rank waits for others in a call that all must make."""
+def tell_of_wait(rank: int, call: str, others: str) -> None:
+    """Log that a rank waits for ``others`` in a collective call."""
     logger.warning(
         "rank %d waits in %s for %s; every rank must make the same calls in the same order, and "
         "a rank that waits gives up at the process group's timeout",
         rank,
         call,
-        whom,
+        others,
     )
 
 
 def tcp_store(store: Store, why: str) -> TCPStore:
-    """Return the TCP store under a process group's, which other processes can connect to.
+    """Return the TCP store beneath a process group's store; other processes can connect to it.
 
-    ``why`` tells people what one is needed for, in the `ConfigError` where there is none.
+    Raises:
+        ConfigError: the store is of another kind. ``why`` in its message says what needs one.
     """
     while isinstance(store, PrefixStore):
         store = store.underlying_store
@@ -233,7 +238,7 @@ def _connect(store: Store) -> Store:
     client: Store
     if hasattr(store, "clone"):
         client = store.clone()
-    else:  # before torch 2.7 only a TCP store can be reached a second time
+    else:  # before torch 2.7 only a TCP store accepts a second client
         server = tcp_store(store, "with this version of torch evenstride needs a TCP store")
         client = TCPStore(server.host, server.port, None, False)
     client.set_timeout(FOREVER)
@@ -241,7 +246,7 @@ def _connect(store: Store) -> Store:
 
 
 class LocalChannel:
-    """The part of `Channel` that exchanges need, for one process, which asks and answers itself."""
+    """The part of `Channel` that exchanges need, for a single process without other ranks."""
 
     rank, world_size = 0, 1
 

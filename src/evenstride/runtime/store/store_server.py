@@ -1,4 +1,4 @@
-"""A store that outlives the workers which meet in it."""
+"""A store server that outlives the ranks that use it."""
 
 from __future__ import annotations
 
@@ -18,9 +18,11 @@ LOOPBACK = "127.0.0.1"
 def serve_store(host: str = LOOPBACK, port: int = 0) -> Iterator[tuple[str, int]]:
     """Serve a store on one address of this machine, and yield that address and the port.
 
-    A store that binds for itself listens on every address of the machine, for whoever can reach it:
-    it asks nobody for a password. Port 0 means a free one. Any other address, and a port that is
-    taken, is a `ConfigError`.
+    A store that binds its own socket listens on all addresses of the machine, without
+    authentication. Port 0 selects a free port.
+
+    Raises:
+        ConfigError: the address is not a single one of this machine, or the port is in use.
     """
     with _listener(host, port) as listener:
         from torch.distributed import TCPStore  # type: ignore[attr-defined]
@@ -28,18 +30,18 @@ def serve_store(host: str = LOOPBACK, port: int = 0) -> Iterator[tuple[str, int]
         address, bound = listener.getsockname()[:2]
         serve = functools.partial(TCPStore, address, bound, None, True, wait_for_workers=False)
         try:
-            # The store closes the socket that it gets; `listener` closes its own.
+            # The store closes its copy of the socket; `listener` closes the original.
             store = serve(master_listen_fd=os.dup(listener.fileno()))
-        except NotImplementedError:  # before torch 2.7 the newer kind of server takes no socket
+        except NotImplementedError:  # before torch 2.7 the libuv server accepts no socket
             store = serve(master_listen_fd=listener.detach(), use_libuv=False)
     yield str(address), int(bound)
     del store
 
 
 def meeting_at(host: str, port: int) -> dict[str, str]:
-    """Return the variables of ranks that meet in a store of `serve_store`.
+    """Return the environment variables of ranks that use a store of `serve_store`.
 
-    Without the last one rank 0 serves a store itself, which listens on every address.
+    Without the last variable, rank 0 serves a store itself, which listens on all addresses.
     """
     return {
         "MASTER_ADDR": host,
@@ -59,11 +61,11 @@ def _listener(host: str, port: int) -> socket.socket:
     if ipaddress.ip_address(str(address[0]).partition("%")[0]).is_unspecified:
         listener.close()
         raise ConfigError(
-            f"a store at {host}:{port} would be open to whoever reaches this machine, and it asks "
-            "nobody who they are; name the one address that the workers use"
+            f"a store at {host}:{port} would listen on all interfaces without authentication; "
+            "give the one address that the workers use"
         )
     try:
-        # A store that is started again must not wait until the kernel forgets the old one.
+        # Without this, a restarted store would wait until the kernel releases the old port.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
         listener.listen(512)
@@ -75,6 +77,6 @@ def _listener(host: str, port: int) -> socket.socket:
 
 def _cannot(host: str, port: int, error: OSError) -> ConfigError:
     return ConfigError(
-        f"cannot serve a store at {host}:{port} ({error.strerror or error}); the address must be "
-        "one of this machine, and the port free; name another one with --store HOST:PORT"
+        f"cannot serve a store at {host}:{port} ({error.strerror or error}); expected an address "
+        "of this machine and a free port; give another one with --store HOST:PORT"
     )

@@ -1,4 +1,4 @@
-"""Implements the synchronisation modes on one rank.
+"""Implementation of the synchronisation modes on one rank.
 
-Start with `synchroniser_factory`, which creates a `synchroniser` for a mode.
+Start with `synchroniser_factory`, which makes a `synchroniser` from a mode.
 """

@@ -1,4 +1,4 @@
-"""Delayed gradients: averaged during the next step, and applied one step late."""
+"""Gradients with a delay of one step: their all-reduce runs during the next step."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from evenstride.runtime.timing.device_timer import RankClock
 
 
 class GradientInFlight:
-    """An asynchronous average of gradients over the ranks; its creation is collective.
+    """An asynchronous average of gradients over the ranks; collective to make, without waiting.
 
-    A parameter without a local gradient counts as 0, because asking the other ranks would block.
+    A missing gradient counts as 0, because asking the other ranks for theirs would have to wait.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class GradientInFlight:
     def arrive(self) -> None:
         for each in self._sums:
             for gradient, mean in each.arrive():
-                # A copy: a view would keep the memory of its whole bucket.
+                # Copied, because a view would keep the memory of the whole bucket alive.
                 self._owners[id(gradient)].grad = mean.to(gradient.dtype, copy=True)
 
 
@@ -47,26 +47,28 @@ def _gradient(parameter: nn.Parameter) -> Tensor:
         return torch.zeros_like(parameter.detach())
     if parameter.grad.is_sparse:
         raise ConfigError(
-            "a gradient is sparse, but delayed gradients are sent as dense tensors; create the "
-            'layer with sparse=False, or use sync="bsp"'
+            "a gradient is sparse, but delayed gradients must be dense; create the layer with "
+            'sparse=False, or use sync="bsp"'
         )
     return parameter.grad
 
 
 class DelayedTraining:
-    """Applies each step's gradient in the next step, and averages it meanwhile.
+    """Applies each step's gradient in the next step, while the next gradient is all-reduced.
 
     The last step of an epoch, or of a run with a limit of steps, also applies its own gradient. So
-    every gradient is applied exactly once, and no average is pending between two epochs.
+    every gradient is applied once, and no all-reduce is pending between two epochs.
 
-    ``join`` returns a process group of all ranks with no other use; collective. ``place_of``
-    returns the position of a batch's step in the run.
+    Args:
+        world_size: Number of ranks.
+        join: Returns a process group of all ranks for this use only; collective.
+        clock: Measures this rank's waiting time.
+        place_of: Returns the position of a batch's step in the run.
 
     Source:
-        After ABS-SGD, arXiv 2308.15164, of which only the abstract was read: it applies the
-        gradient of the previous step, whose synchronisation is hidden. There workers continue to
-        compute micro-batches meanwhile, so that batches follow from speeds; here the shares are
-        set in advance.
+        After ABS-SGD, arXiv 2308.15164 (only the abstract was read): it applies the gradient of the
+        previous step and hides its synchronisation. Its workers compute further micro-batches
+        meanwhile, so batches follow from speeds. Here the shares are set in advance as usual.
     """
 
     def __init__(
@@ -82,7 +84,7 @@ class DelayedTraining:
         self._joined = self._applying = False
         self._trained = TrainedState()
         self._place = RoundPosition(0, 0, 0, 0, 1)
-        self._on_the_way: dict[int, tuple[Optimizer, GradientInFlight]] = {}
+        self._in_flight: dict[int, tuple[Optimizer, GradientInFlight]] = {}
 
     def factor(self, draw: Draw) -> float:
         self._place = self._place_of(draw)
@@ -94,15 +96,15 @@ class DelayedTraining:
         self._trained.watch(module)
 
     def before_step(self, optimizer: Optimizer) -> None:
-        """Send this step's gradients, and wait for those of the previous step."""
+        """Start the all-reduce of this step's gradients, and wait for the previous one."""
         if self._applying:
             return
         mine = self._trained.of(optimizer)
         sent = GradientInFlight(mine, self._world_size, self._group)
-        _, before = self._on_the_way.pop(id(optimizer), (None, None))
-        self._on_the_way[id(optimizer)] = optimizer, sent
+        _, before = self._in_flight.pop(id(optimizer), (None, None))
+        self._in_flight[id(optimizer)] = optimizer, sent
         for parameter in mine:
-            parameter.grad = None  # without an earlier gradient the optimizer does nothing
+            parameter.grad = None  # without an earlier gradient, the optimizer does nothing
         if before is not None:
             with self._clock.waiting():
                 before.arrive()
@@ -111,30 +113,30 @@ class DelayedTraining:
         """At the end of an epoch, also apply the step's own gradient."""
         if self._applying:
             return
-        self._clock.timer.gradients_ready()  # the optimizer's step was busy time
+        self._clock.timer.gradients_ready()  # the optimizer's step was this rank's own work
         if self._place.ends_epoch:
             self._apply(optimizer)
 
     def bring_home(self) -> None:
-        """Apply the pending gradients, so that the local weights are complete; collective."""
-        for optimizer, _ in list(self._on_the_way.values()):
+        """Apply the pending gradients, so that the weights are the complete state; collective."""
+        for optimizer, _ in list(self._in_flight.values()):
             self._apply(optimizer)
 
     def close(self, *, in_order: bool) -> None:
-        """Release the process group. May be called again.
+        """Release the process group. Idempotent.
 
-        Without an error (``in_order``), it warns if a gradient was never applied.
+        After a run without errors (``in_order``), warn if a gradient was never applied.
         """
-        if in_order and self._on_the_way:
+        if in_order and self._in_flight:
             usage_errors.tell_of_late_gradient()
         self._group = None
-        self._on_the_way.clear()
+        self._in_flight.clear()
 
     def _apply(self, optimizer: Optimizer) -> None:
-        _, sent = self._on_the_way.pop(id(optimizer))
+        _, sent = self._in_flight.pop(id(optimizer))
         with self._clock.waiting():
             sent.arrive()
-        # torch calls `before_step` and `after_step` for this step, too.
+        # torch calls `before_step` and `after_step` for this step as well.
         self._applying = True
         try:
             optimizer.step()

@@ -1,16 +1,16 @@
-"""The worker's side of ``local-sgd``: local optimizer steps between averages of the weights.
+"""Independent steps between averages of the weights: one worker's side of ``local-sgd``.
 
-Each rank's optimizer steps by the mean gradient over its own share. At the end of a round the
+Each rank's optimizer steps by the mean gradient over its own share. At the end of a round, the
 weights of all ranks are averaged. A rank's weight in the average is the number of samples that it
-trained in the round. So with one step per round and plain SGD, the average equals the step of one
-process on the global batch, for any shares. Each sample also counts the same if shares change
-within a round. A rank without samples makes no step and does not count. Each rank keeps its own
-optimizer states.
+trained in the round. So each sample has equal weight, also if shares change within a round. With
+one step per round and plain SGD, the average equals one process's step on the global batch,
+whatever the shares. A rank without samples takes no step and does not count. Each rank keeps its
+own optimizer states.
 
-All ranks start a collective at the same step. That step follows from the position alone, even if a
-gradient scaler has skipped the optimizer's step on some ranks.
+All ranks start collective calls in the same step. That step follows from the position alone, even
+if a gradient scaler skipped the optimizer's step on some ranks.
 
-The outer optimizer applies the average.
+The outer optimizer computes the new weights from the average.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ from evenstride.runtime.timing.device_timer import RankClock
 
 
 class OuterOptimizer:
-    """Steps from the weights at a round's start by their average change in the round.
+    """Steps from the weights at a round's start, by the mean change of the weights in the round.
 
     The outer gradient is the weights at the round's start minus the average at its end. It is
-    applied as in `torch.optim.SGD` with ``nesterov=True``: with outer gradient ``g``, momentum
+    applied as by `torch.optim.SGD` with ``nesterov=True``. With outer gradient ``g``, momentum
     ``m`` (0 to below 1) and rate ``r`` (above 0), the velocity becomes ``v = m v + g`` and the
-    weights ``start - r (g + m v)``. With rate 1 and no momentum the result is the average itself.
+    weights ``start - r (g + m v)``. With rate 1 and no momentum, the result is the average itself.
 
     Source:
         DiLoCo (Douillard et al., 2023, arXiv 2311.08105) has this outer gradient and Nesterov
-        momentum, according to other papers; the paper itself was not read. Not verified: that it
-        uses torch's form of Nesterov momentum, which starts with ``v = g``. Here ranks are
-        weighted by their samples instead of equally.
+        momentum, according to other papers; the paper itself was not available. Not verified: that
+        it means torch's form of Nesterov momentum, which starts with ``v = g``. Unlike there, ranks
+        are weighted by their samples here.
     """
 
     def __init__(self, rate: float, momentum: float) -> None:
@@ -63,9 +63,9 @@ class OuterOptimizer:
         return self._rate == 1.0 and not self._momentum
 
     def begin(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Copy the weights at the start of the round; not if the optimizer is `plain`.
+        """Copy the weights of parameters whose round begins, unless the optimizer is `plain`.
 
-        Parameters that already have a copy keep it.
+        Copies of parameters whose round has already begun stay unchanged.
         """
         if self.plain:
             return
@@ -74,14 +74,14 @@ class OuterOptimizer:
                 self._starts[parameter] = parameter.detach().clone()
 
     def forget(self) -> None:
-        """Drop the copies of weights, because the weights were replaced or a new round begins."""
+        """Drop the copies, so that new rounds begin from the present weights."""
         self._starts.clear()
 
     @torch.no_grad()
     def step(self, parameter: nn.Parameter, average: Tensor) -> None:
         """Set a parameter to the result of its round; overwrites ``average``.
 
-        Without a copy from the round's start, the parameter takes the average.
+        A parameter whose round never began is set to the average.
         """
         start = self._starts.pop(parameter, None)
         if start is None:
@@ -95,14 +95,14 @@ class OuterOptimizer:
         parameter.copy_(start.sub_(gradient, alpha=self._rate))
 
     def state(self, parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
-        """Return the velocities by name, the same on all ranks; empty without momentum."""
+        """Return the velocities by name, equal on all ranks; empty without momentum."""
         if not self._momentum:
             return {}
         return {name: self._velocity(parameter) for name, parameter in parameters.items()}
 
     @torch.no_grad()
     def load(self, state: Mapping[str, Tensor], parameters: Mapping[str, nn.Parameter]) -> None:
-        """Load velocities from `state`; parameters that it does not name keep theirs."""
+        """Load velocities that `state` returned; parameters missing from it keep theirs."""
         for name, saved in state.items():
             if name in parameters and self._momentum:
                 self._velocity(parameters[name]).copy_(saved)
@@ -115,14 +115,14 @@ class OuterOptimizer:
 
 
 class LocalTraining:
-    """Lets a worker's optimizer step locally, and averages the weights at the end of a round.
+    """Lets each worker's optimizer step independently, and averages the weights after each round.
 
-    ``join`` creates the averager of the ranks' tensors; collective. ``place`` returns the position
-    of a batch's step in the run.
+    ``join`` makes the average over the ranks; collective. ``place`` returns the position of a
+    batch's step in the run.
     """
 
     takes_left_out = True
-    """Whether `after_step` accepts ``None``, for a step that a gradient scaler has skipped."""
+    """Whether `after_step` accepts ``None``, for a step that a gradient scaler skipped."""
 
     def __init__(
         self,
@@ -138,17 +138,17 @@ class LocalTraining:
         self._optimizers: list[Optimizer] = []
         self._outer = OuterOptimizer(mode.outer_rate, mode.outer_momentum)
         self._draw: Draw | None = None  # the latest batch
-        self._entered: Draw | None = None  # the latest batch that an optimizer has stepped
+        self._entered: Draw | None = None  # the latest batch that reached an optimizer
         self._place = RoundPosition(0, 0, 0, 0, 1)
         self._next_step, self._samples = -1, 0  # samples of this rank in the round
         self._over = self._settled = True
         self._buffers_due = self._stepped = False
 
     def factor(self, draw: Draw) -> float:
-        """Return the loss factor for the mean gradient over this rank's share; 0 for a ghost.
+        """Return the factor that makes the gradient the mean over this rank's share.
 
-        In the first ``after`` steps, return the factor for the mean over all samples, which the
-        later average over ranks requires.
+        It is 0 for a ghost. In the first ``after`` steps, it instead makes the averaged gradient
+        the mean over all samples.
         """
         joint, self._draw, self._place = self._joint, draw, self._place_of(draw)
         if not self._alone:
@@ -163,16 +163,16 @@ class LocalTraining:
     def before_step(self, optimizer: Optimizer) -> None:
         """Average the gradients, in the first ``after`` steps.
 
-        Later, a rank without samples drops its gradients, so that its optimizer does nothing.
+        Later, a rank without samples drops its gradients, so its optimizer does not change weights.
         """
-        if self._draw is None:  # the step is not part of the run
+        if self._draw is None:  # not a step of the run
             return
         _refuse_fused(optimizer)
         if optimizer not in self._optimizers:
             self._optimizers.append(optimizer)
         new, mine = self._enter(), self._trained.of(optimizer)
         if not self._alone:
-            # For all optimizers of a step except the first, the caller counts waiting time.
+            # For the first optimizer of a step this counts as waiting; for others the caller does.
             with self._clock.waiting() if new else nullcontext():
                 self._joint.gradients(self._place.step, mine)
             return
@@ -184,8 +184,8 @@ class LocalTraining:
     def after_step(self, optimizer: Optimizer | None) -> None:
         """Average the weights that the optimizer steps, if the step ends a round.
 
-        The optimizer is ``None`` if a gradient scaler has skipped its step on this rank. Then this
-        rank contributes its present weights, and the step's samples do not count.
+        The optimizer is ``None`` if a gradient scaler skipped its step on this rank. The rank then
+        takes part with its present weights, and the step's samples do not count.
         """
         if self._draw is None:
             return
@@ -193,7 +193,7 @@ class LocalTraining:
             self._enter(left_out=True)
         first, self._stepped = not self._stepped, True
         if first:
-            self._clock.timer.gradients_ready()  # until here it was busy time
+            self._clock.timer.gradients_ready()  # the time so far was this rank's own work
         with nullcontext() if first else self._clock.waiting():
             self._together(optimizer)
 
@@ -205,33 +205,34 @@ class LocalTraining:
             self._joint.gradients(self._place.step, mine, left_out=True)
         if ends_round(self._mode, self._place):
             self._average(mine)
-        # In the first steps gradients are averaged, so weights are already equal; buffers are not.
+        # In the first steps gradients are averaged, so the weights are already equal; buffers are
+        # not.
         elif self._place.ends_epoch and self._buffers_due:
             self._average([])
 
     @property
     def settled(self) -> bool:
-        """Whether all ranks have the same model, between two steps; the same on all ranks."""
+        """Whether all ranks have equal models, between two steps; the same on all ranks."""
         return self._settled
 
     def settle(self) -> None:
-        """End the round now, unless it has ended, so that all ranks have the same model.
+        """End the present round, if any, so that all ranks have equal models.
 
-        Collective, between two steps. This average is additional, so it changes the result of the
-        training. The ends of the next rounds do not move.
+        Collective, between two steps. The early average changes the course of training. The next
+        rounds end at the same steps as without it.
         """
         if not self._settled:
             self._average(self._trained.trainable if self._alone else [])
 
     def bring_home(self) -> None:
-        """Make the ranks equal for a checkpoint: `settle`, and average the optimizer states.
+        """Make the ranks equal for a checkpoint: `settle`, and also average optimizer states.
 
-        Collective, between two steps. So the saved run and a restored one continue alike. Two kinds
-        of states are not averaged: those with another shape than their parameter, such as step
-        counts, and those that some ranks do not have yet.
+        Collective, between two steps. A restored run then continues as the saved one does. Each
+        rank keeps its own states whose shape differs from their parameter's, such as step counts,
+        and states that some ranks lack.
         """
         self.settle()
-        # In the first steps optimizers step by the same gradients, so their states are equal.
+        # In the first steps optimizers step by equal gradients, so their states are equal.
         if self._alone:
             for optimizer in self._optimizers:
                 states = self._trained.states_of(optimizer)
@@ -239,22 +240,22 @@ class LocalTraining:
 
     @property
     def remembers(self) -> bool:
-        """Whether a checkpoint must contain its state, the outer momentum."""
+        """Whether a checkpoint must save its state: the outer momentum."""
         return self._mode.outer_momentum > 0
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the outer optimizer's velocities by parameter, the same on all ranks."""
+        """Return the outer optimizer's velocities by parameter, equal on all ranks."""
         return {"velocities": self._outer.state(self._trained.by_name)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load a state of `state_dict`, after the models have been watched."""
+        """Load what `state_dict` returned, once the models are watched."""
         self._outer.load(state["velocities"], self._trained.by_name)
         self._over = self._settled = True
 
     def close(self, *, in_order: bool) -> None:
-        """Release the process groups. May be called again.
+        """Release the process groups. Idempotent.
 
-        Without an error (``in_order``), it warns if the ranks' models differ.
+        After a run without errors (``in_order``), warn if the ranks' models differ.
         """
         if in_order and self._opened is not None and not self._settled:
             usage_errors.tell_of_models(self._place.step + 1)
@@ -272,8 +273,8 @@ class LocalTraining:
     def _joint(self) -> WeightedAverage:
         if self._opened is None:
             raise UsageError(
-                "this synchronisation mode trains only models that were passed to stride.watch(); "
-                "call model = stride.watch(model) before the loop"
+                "this synchronisation mode trains only watched models; call "
+                "model = stride.watch(model) before the loop"
             )
         return self._opened
 
@@ -286,13 +287,13 @@ class LocalTraining:
         self._over, self._settled, self._buffers_due = True, True, False
 
     def _enter(self, *, left_out: bool = False) -> bool:
-        """Count the current step once; return whether this call has counted it."""
+        """Count the present step; return false if another optimizer has already counted it."""
         draw, place = self._draw, self._place
         if draw is self._entered or draw is None:
             return False
         self._entered, self._stepped = draw, False
-        # A round begins after the end of another, after a position was loaded, and when ranks begin
-        # to step locally.
+        # A round begins after the end of another, after a position was loaded, and at the step in
+        # which ranks begin to step independently.
         if self._over or place.step != self._next_step or place.step == self._mode.after:
             self._samples, self._over = 0, False
             self._outer.forget()
@@ -318,6 +319,7 @@ def round_position(progress: CommittedPosition, max_steps: int | None, draw: Dra
 def _refuse_fused(optimizer: Optimizer) -> None:
     if getattr(optimizer, "grad_scale", None) is not None:
         raise ConfigError(
-            f"{type(optimizer).__name__} skips steps for the gradient scaler internally, so it is "
-            "unknown whether it has trained the samples of a step; create it with fused=False"
+            f"{type(optimizer).__name__} is fused and skips steps for the gradient scaler by "
+            "itself, so evenstride cannot know whether it trained a step's samples; create it with "
+            "fused=False"
         )

@@ -1,9 +1,9 @@
-"""The interface between a training loop and the synchronisation of its workers.
+"""The interface between a training loop and a synchronisation mode.
 
-With ``bsp``, the default, it is not used: the engine (DDP, FSDP2) averages the gradients in the
-backward pass. Every other mode disables the engine's own synchronisation and acts before and after
-the optimizer's step, by torch's hooks. The functions at the end refuse calls that some modes do not
-support, mainly collective calls inside the loop.
+``bsp``, the default mode, does not use it: the engine (DDP, FSDP2) averages the gradients in the
+backward pass. Every other mode turns the engine's own synchronisation off and acts in torch's hooks
+around the optimizer's step. The functions at the end refuse what some modes cannot do, above all
+collective calls inside the loop.
 """
 
 from __future__ import annotations
@@ -23,44 +23,44 @@ from evenstride.runtime.engines.watched_models import engine_of, is_sharded
 
 
 class Synchroniser(Protocol):
-    """A worker's synchronisation around the steps of its optimizers."""
+    """Actions of one worker before and after its optimizer's steps."""
 
     def factor(self, draw: Draw) -> float:
-        """Return the factor for the mean loss of a batch; 0 for a ghost."""
+        """Return the factor of a batch's mean loss; 0 for a ghost."""
 
     def watch(self, module: nn.Module) -> None:
-        """Register a module that is trained; collective."""
+        """Register a trained module; collective."""
 
     def before_step(self, optimizer: Optimizer) -> None:
-        """Process the gradients of a step's last backward pass, before the optimizer steps.
+        """Act on the gradients of a step's last backward pass, before the optimizer steps.
 
-        If it removes the gradients, the optimizer does nothing.
+        If no gradients are left afterwards, the optimizer does nothing.
 
         Raises:
-            WorkerLost: a worker or server that it needs is lost.
+            WorkerLost: a rank or server that the step needs is gone.
         """
 
     def after_step(self, optimizer: Optimizer) -> None:
-        """Process the weights after the local optimizer step; the step is committed then.
+        """Act on the weights after the optimizer's step; the step is committed then.
 
         Raises:
-            WorkerLost: a worker or server that it needs is lost.
+            WorkerLost: a rank or server that the step needs is gone.
         """
 
     def close(self, *, in_order: bool) -> None:
-        """Leave the other ranks; ``in_order`` without an error. May be called again."""
+        """Disconnect from the other ranks; ``in_order`` after a run without errors. Idempotent."""
 
 
 def still(model: nn.Module) -> None:
-    """Disable the synchronisation of a model's own engine."""
+    """Turn off the synchronisation of a model's own engine."""
     engine = engine_of(model)
     if isinstance(engine, DistributedDataParallel):
-        # A permanent no_sync(); buffers are not broadcast either.
+        # As no_sync() does, but permanently; buffers are not broadcast either.
         engine.require_backward_grad_sync = engine.require_forward_param_sync = False
 
 
 def begin_alike(model: nn.Module, group: dist.ProcessGroup | None) -> None:
-    """Broadcast rank 0's parameters and buffers; collective. DDP has done so at its creation."""
+    """Broadcast rank 0's parameters and buffers; collective. DDP already did so when made."""
     if group is None or isinstance(engine_of(model), DistributedDataParallel):
         return
     source = dist.get_global_rank(group, 0)
@@ -70,43 +70,43 @@ def begin_alike(model: nn.Module, group: dist.ProcessGroup | None) -> None:
 
 
 def require_plain(model: nn.Module, mode: SyncMode) -> None:
-    """Refuse a sharded model, which must synchronise in its passes."""
+    """Refuse a sharded model, whose engine must synchronise by itself."""
     if is_sharded(model):
         raise ConfigError(
-            "watch() got a sharded model (FSDP), which synchronises in each pass, but "
-            f"sync={str(mode)!r} synchronises at the optimizer's step; use "
-            'DistributedDataParallel or the bare module, or sync="bsp"'
+            "watch() got a sharded model (FSDP), which synchronises in every pass, but "
+            f"sync={str(mode)!r} synchronises at the optimizer's step; use DistributedDataParallel "
+            'or the bare module, or sync="bsp"'
         )
 
 
 def refuse_weights(mode: SyncMode) -> None:
-    """Refuse batch weights in modes that count samples."""
+    """Refuse weights other than numbers of samples if the mode counts samples."""
     if isinstance(mode, LocalSgd) or not mode.lockstep:
         raise ConfigError(
-            f'sync="{mode}" counts a rank\'s samples, so it does not support weights of batches '
-            "(weight_fn, or scale(weight=...)); remove them, so that each loss is a mean over "
-            'samples, or use sync="bsp"'
+            f"weights of batches (weight_fn, or scale(weight=...)) were given with "
+            f'sync="{mode}", which weights ranks by their samples; omit the weights, so that each '
+            'loss is a mean over samples, or use sync="bsp"'
         )
 
 
 def check_unaligned_norm(mode: SyncMode) -> None:
-    """Refuse batch norm over all ranks in modes without common steps."""
+    """Refuse batch norm over all ranks if the mode has no steps that all ranks share."""
     if not mode.lockstep:
         raise ConfigError(
             "sync_batch_norm() computes statistics over all ranks of a step, but with "
-            f'sync="{mode}" the workers have no common steps; use group norm or layer norm'
+            f'sync="{mode}" workers share no steps; use group or layer norm instead'
         )
 
 
 def check_unaligned_mean(mode: SyncMode) -> None:
-    """Refuse a mean over all ranks inside the loop in modes without common steps.
+    """Refuse a mean over all ranks inside the loop, if other ranks may never reach this step.
 
     Raises:
-        LoaderBusy: it is called inside the loop.
+        LoaderBusy: the mode does not run in lockstep.
     """
     if not mode.lockstep:
         raise LoaderBusy(
-            f'mean() waits for all ranks, but with sync="{mode}" they make different numbers of '
-            "steps, so some would wait forever; call it after the loop over an epoch, and log only "
-            "this rank's own loss inside the loop"
+            f'mean() waits for all ranks, but with sync="{mode}" they do not run in lockstep, so '
+            "some ranks would wait for ever; call it after the loop over an epoch, and log this "
+            "rank's own loss inside the loop"
         )

@@ -1,4 +1,4 @@
-"""Creates the synchroniser of one rank for a synchronisation mode."""
+"""Make the synchroniser of a mode on one rank."""
 
 from __future__ import annotations
 
@@ -37,10 +37,9 @@ def synchroniser(
     progress: CommittedPosition,
     max_steps: int | None = None,
 ) -> Synchroniser | None:
-    """Return the synchroniser; ``None`` if the engine synchronises.
+    """Return the synchroniser of a mode; ``None`` if the engine synchronises or for one process.
 
-    A single process needs no synchroniser in any mode. ``gate`` has the error if another rank is
-    lost and so no step can complete. After ``max_steps`` the run ends.
+    ``gate`` has the error once another rank is lost. The run ends after ``max_steps``.
     """
     if isinstance(mode, AllReduce) or team.group is None:
         return None
@@ -62,12 +61,12 @@ def synchroniser(
 
 
 def _join(team: Team) -> WeightedAverage:
-    # The second group is for CPU tensors, because the first one may be NCCL's.
+    # The first group may use NCCL, so CPU tensors need a second one.
     return WeightedAverage(team.group, own_group(team.group, team.channel, "gloo"))
 
 
 def free_of(sync: Synchroniser | None) -> AsyncWorker | None:
-    """Return the synchroniser of an asynchronous mode, else ``None``."""
+    """Return the synchroniser if its workers do not run in lockstep, else ``None``."""
     return sync if isinstance(sync, AsyncWorker) else None
 
 

@@ -1,10 +1,10 @@
-"""The trained state of the watched models, and the ranks' means of gradients, weights and buffers.
+"""Trained state of the watched models, and means of gradients, weights and buffers over ranks.
 
-Before ranks send large tensors, they compare descriptions of them. So a disagreement raises an
-error instead of a wrong sum or an endless wait.
+Before an all-reduce, the ranks compare what they are about to send. A mismatch is thus an error
+with a clear message, not a wrong sum or an endless wait.
 
 Tensors of one dtype and device are sent as one flat tensor, up to some tens of megabytes. An
-all-reduce gives every rank the same bytes, so the results are the same on all ranks.
+all-reduce gives every rank the same bytes, so the results are equal on all ranks.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from evenstride.runtime.engines.watched_models import engine_of
 
 TensorT = TypeVar("TensorT", bound=Tensor)
 
-# Large enough for a collective to run at full speed, and small compared with a model.
+# Large enough for full speed of a collective, small relative to a model.
 BUCKET_BYTES = 2**25
 
 
 class TrainedState:
-    """The parameters and buffers of models, without those that DDP is set to ignore.
+    """The parameters and buffers of models, except those that DDP ignores.
 
-    Their order is the same on all ranks. A name consists of the number of the model, in the order
-    of watching, and torch's own name.
+    Their order is the same on all ranks. A name is the number of the model, in the order of
+    watching, and torch's own name.
     """
 
     def __init__(self) -> None:
         self.by_name: dict[str, nn.Parameter] = {}
         self._modules: list[tuple[nn.Module, frozenset[str]]] = []
-        self._seen: dict[str, Tensor] = {}  # buffers when they last were equal on all ranks
+        self._seen: dict[str, Tensor] = {}  # buffers when they were last equal on all ranks
         self.has_buffers = False
 
     def watch(self, model: nn.Module) -> None:
-        """Add a model whose parameters and buffers are equal on all ranks."""
+        """Register a model whose parameters and buffers are equal on all ranks."""
         engine = engine_of(model)
         inner = getattr(engine, "module", engine)
         ignored = frozenset(getattr(engine, "parameters_to_ignore", ()))
@@ -62,7 +62,7 @@ class TrainedState:
         return [p for p in self.trainable if id(p) in its]
 
     def states_of(self, optimizer: Optimizer) -> list[Tensor]:
-        """Return an optimizer's states per element of its parameters, such as momenta."""
+        """Return the optimizer's states that have the shape of a parameter, such as momenta."""
         kept = []
         for parameter in self.of(optimizer):
             states = optimizer.state.get(parameter, {})
@@ -73,8 +73,8 @@ class TrainedState:
     def changed_buffers(self) -> tuple[list[Tensor], list[bool]]:
         """Return all buffers, and whether each has changed since `note_buffers`.
 
-        Most never change, such as masks and tables. A weighted mean would change even equal ones
-        by rounding.
+        Most buffers never change, such as masks and tables. A weighted mean of equal numbers would
+        change them by rounding.
         """
         named = dict(self._buffers())
         changed = [not _equal(tensor, self._seen.get(name)) for name, tensor in named.items()]
@@ -85,7 +85,7 @@ class TrainedState:
         self._seen = {name: tensor.detach().clone() for name, tensor in self._buffers()}
 
     def _buffers(self) -> Iterator[tuple[str, Tensor]]:
-        # Looked up each time, because a forward pass may replace a buffer by another tensor.
+        # Read again each time, because a forward pass may replace a buffer by another tensor.
         for number, (module, ignored) in enumerate(self._modules):
             for name, tensor in module.named_buffers():
                 if name not in ignored:
@@ -105,20 +105,20 @@ def _alike(state: object, parameter: Tensor) -> bool:
 def summed(
     tensors: Iterable[TensorT], weight: float, group: dist.ProcessGroup | None
 ) -> Iterator[tuple[TensorT, Tensor]]:
-    """Yield each tensor with its weighted sum over the ranks; collective.
+    """Yield each tensor with its sum over ranks, weighted by each rank's ``weight``; collective.
 
-    The tensors are floating-point or complex, with equal number, shapes and dtypes on all ranks.
-    With weight 0, they add exact zeros, even if they hold inf or nan. Sums of dtypes with 16 or
-    fewer bits are float32. This costs a copy of the tensors and one all-reduce per `BUCKET_BYTES`.
+    The tensors are floating-point or complex, equal in number, shape and dtype on all ranks. With
+    weight 0, they add exact zeros, even if they are not finite. Sums of dtypes of 16 bits or less
+    are float32. This costs a copy of the tensors and one all-reduce per `BUCKET_BYTES`.
     """
     for bucket in buckets(tensors):
         yield from Sum(bucket, weight, group).arrive()
 
 
 class Sum(Generic[TensorT]):
-    """An asynchronous weighted sum of one bucket over the ranks; its creation is collective.
+    """The asynchronous weighted sum of one bucket over the ranks; collective to make.
 
-    The bucket's tensors have one dtype and device; for the rest see `summed`.
+    The bucket's tensors are as for `summed`, of one dtype and device.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class Sum(Generic[TensorT]):
 
 
 def buckets(tensors: Iterable[TensorT], most_bytes: int = BUCKET_BYTES) -> list[list[TensorT]]:
-    """Return the tensors in buckets of one dtype and device, each with at least one tensor.
+    """Return the tensors in buckets of one dtype and device, each of at least one tensor.
 
     Their order is the same on all ranks.
     """
@@ -155,25 +155,25 @@ def buckets(tensors: Iterable[TensorT], most_bytes: int = BUCKET_BYTES) -> list[
 
 
 def gathered(mine: Sequence[int], group: dist.ProcessGroup | None) -> list[list[int]]:
-    """Return every rank's numbers, in rank order; all ranks pass the same number of them.
+    """Return the numbers of every rank, in rank order; all ranks pass equally many.
 
-    Collective over a group for CPU tensors.
+    Collective over a CPU group.
     """
     own = torch.tensor(mine, dtype=torch.int64)
-    everywhere = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(everywhere, own, group=group)
-    return [numbers.tolist() for numbers in everywhere]
+    of_ranks = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(of_ranks, own, group=group)
+    return [numbers.tolist() for numbers in of_ranks]
 
 
 def anywhere(flags: Sequence[bool], group: dist.ProcessGroup | None) -> list[bool]:
-    """Return for each flag whether any rank sets it; collective over a group for CPU tensors."""
-    largest = torch.tensor(flags, dtype=torch.uint8)
-    dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)
-    return [bool(flag) for flag in largest.tolist()]
+    """Return for each flag whether it is set on any rank; collective over a CPU group."""
+    merged = torch.tensor(flags, dtype=torch.uint8)
+    dist.all_reduce(merged, dist.ReduceOp.MAX, group=group)
+    return [bool(flag) for flag in merged.tolist()]
 
 
 def sums_as(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype for sums of a dtype: 16 bits would round too much."""
+    """Return the dtype for sums of a dtype: at least 32 bits, because 16 bits round too much."""
     return torch.float32 if dtype.itemsize < 4 else dtype
 
 
@@ -189,13 +189,13 @@ def _size_bytes(tensor: Tensor) -> int:
 def _flat(bucket: Sequence[Tensor], weight: float) -> Tensor:
     reals = [_real(tensor) for tensor in bucket]
     dtype, device = sums_as(reals[0].dtype), reals[0].device
-    if not weight:  # 0 times inf or nan would be nan
+    if not weight:  # a product with 0 would keep non-finite values
         return torch.zeros(sum(real.numel() for real in reals), dtype=dtype, device=device)
     return torch.cat([real.reshape(-1).to(dtype) for real in reals]).mul_(weight)
 
 
 class _RankMessage(NamedTuple):
-    """A rank's description of its tensors, for the other ranks."""
+    """What a rank is about to send."""
 
     step: int
     parameters: int
@@ -207,8 +207,7 @@ class _RankMessage(NamedTuple):
 class WeightedAverage:
     """Averages tensors over at least two ranks; all its calls are collective.
 
-    Large tensors are sent over ``group``. ``small_group`` has the same ranks and is for CPU
-    tensors.
+    Large tensors use ``group``. ``small_group``, with the same ranks, is for CPU tensors.
     """
 
     def __init__(
@@ -224,20 +223,20 @@ class WeightedAverage:
     def gradients(
         self, step: int, parameters: Sequence[nn.Parameter], *, left_out: bool = False
     ) -> None:
-        """Set the gradients of the parameters to the mean over all ranks.
+        """Set the gradients of the parameters to their mean over the ranks.
 
-        The parameters are the same on all ranks. If only some ranks have a gradient, those of the
-        others count as 0; if no rank has one, it stays ``None``. If a gradient scaler has skipped
-        the step on any rank, no rank has gradients afterwards.
+        If only some ranks have a gradient, it counts as 0 on the others. If no rank has one, it
+        stays ``None``. If a gradient scaler skipped the step on any rank, all ranks drop their
+        gradients.
         """
         missing = sum(p.grad is None for p in parameters)
-        shown = self._compare(_RankMessage(step, len(parameters), 0, left_out, missing))
-        if any(rank.left_out for rank in shown):
+        messages = self._compare(_RankMessage(step, len(parameters), 0, left_out, missing))
+        if any(rank.left_out for rank in messages):
             for parameter in parameters:
                 parameter.grad = None
             return
-        # A flag for each parameter is sent only if a rank lacks a gradient.
-        if any(rank.without_gradient for rank in shown):
+        # A flag per parameter is sent only if some rank lacks a gradient.
+        if any(rank.without_gradient for rank in messages):
             found = anywhere([p.grad is not None for p in parameters], self._small)
             parameters = [p for p, has in zip(parameters, found, strict=True) if has]
         for gradient, mean in summed(map(_gradient, parameters), 1 / self.world_size, self._group):
@@ -253,32 +252,34 @@ class WeightedAverage:
     ) -> Iterator[tuple[nn.Parameter, Tensor]]:
         """Yield the parameters with their mean over the ranks; then average buffers.
 
-        Ranks are weighted by their samples. If no rank has samples, weights have not changed: no
-        parameters are yielded, and buffers are weighted equally. ``trained`` has the buffers.
+        Ranks are weighted by their samples; a rank without samples adds zeros. If no rank has
+        samples, no weights have changed and none are yielded. Buffers then have equal weights on
+        all ranks. ``trained`` has the buffers.
         """
-        shown = self._compare(_RankMessage(step, len(parameters), samples))
-        total = sum(rank.samples for rank in shown)
+        messages = self._compare(_RankMessage(step, len(parameters), samples))
+        total = sum(rank.samples for rank in messages)
         if total:
             yield from summed(parameters, samples / total, self._group)
-        # Collective, and reached only after all pairs are taken: every rank must take all pairs.
+        # This is collective and runs only after the caller has taken all pairs, so every rank must
+        # take them.
         if trained is not None:
             self._buffers(trained, samples / total if total else 1 / self.world_size)
 
     @torch.no_grad()
     def states(self, step: int, tensors: Sequence[Tensor], samples: int) -> None:
-        """Set tensors to their mean over the ranks, as in `weights`, if all ranks have them."""
-        shown = [
+        """Set tensors to their mean over the ranks, as `weights`, unless ranks differ in number."""
+        messages = [
             _RankMessage(*numbers)
             for numbers in gathered(_RankMessage(step, len(tensors), samples), self._small)
         ]
-        total = sum(rank.samples for rank in shown)
-        if total and len({rank.parameters for rank in shown}) == 1:
+        total = sum(rank.samples for rank in messages)
+        if total and len({rank.parameters for rank in messages}) == 1:
             for tensor, mean in summed(tensors, samples / total, self._group):
                 tensor.copy_(mean)
 
     @torch.no_grad()
     def _buffers(self, trained: TrainedState, weight: float) -> None:
-        """Average the buffers that have changed; integer buffers are copied from rank 0."""
+        """Average the buffers that have changed; broadcast rank 0's integer buffers."""
         buffers, changed = trained.changed_buffers()
         changed = anywhere(changed, self._small)
         moved = [b for b, has in zip(buffers, changed, strict=True) if has]
@@ -286,19 +287,19 @@ class WeightedAverage:
             buffer.copy_(mean)
         for buffer in moved:
             if not _has_mean(buffer):
-                # Collectives accept only contiguous tensors.
+                # Collectives accept contiguous tensors only.
                 whole = buffer.contiguous()
                 dist.broadcast(whole, group=self._group, group_src=0)
                 buffer.copy_(whole)
         trained.note_buffers()
 
     def _compare(self, mine: _RankMessage) -> list[_RankMessage]:
-        """Return the messages of all ranks, or raise if their step or parameters differ."""
-        # On the CPU group, so that no rank waits for a device before it sees the disagreement.
-        shown = [_RankMessage(*numbers) for numbers in gathered(mine, self._small)]
-        if len({(rank.step, rank.parameters) for rank in shown}) > 1:
-            raise _not_alike(shown)
-        return shown
+        """Return the messages of all ranks; raise if their steps or parameters differ."""
+        # On the CPU group, so that no rank waits for its device to detect a mismatch.
+        messages = [_RankMessage(*numbers) for numbers in gathered(mine, self._small)]
+        if len({(rank.step, rank.parameters) for rank in messages}) > 1:
+            raise _not_alike(messages)
+        return messages
 
 
 def _gradient(parameter: nn.Parameter) -> Tensor:
@@ -307,7 +308,7 @@ def _gradient(parameter: nn.Parameter) -> Tensor:
     if parameter.grad.is_sparse:
         raise ConfigError(
             "a parameter has a sparse gradient, but the first steps of local-sgd(after=...) "
-            "average only dense ones; use sparse=False, or remove after"
+            "average only dense gradients; use sparse=False, or omit after"
         )
     return parameter.grad
 
@@ -316,10 +317,10 @@ def _has_mean(tensor: Tensor) -> bool:
     return tensor.is_floating_point() or tensor.is_complex()
 
 
-def _not_alike(shown: Sequence[_RankMessage]) -> UsageError:
-    steps = ", ".join(f"{rank.parameters} parameters in step {rank.step}" for rank in shown)
+def _not_alike(messages: Sequence[_RankMessage]) -> UsageError:
+    steps = ", ".join(f"{rank.parameters} parameters in step {rank.step}" for rank in messages)
     return UsageError(
-        f"the ranks cannot average their tensors, which differ (in rank order: {steps}). Step the "
-        "same optimizers in the same order on every rank. With a gradient scaler, which may skip "
-        "the step on some ranks only, use one optimizer"
+        f"the ranks average different tensors (in rank order: {steps}); every rank must call the "
+        "same optimizers in the same order; use only one optimizer with a gradient scaler, which "
+        "may skip its step on some ranks only"
     )

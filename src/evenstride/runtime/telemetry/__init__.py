@@ -1,4 +1,4 @@
-"""What a run reports about itself: facts for its trace, and the summary at its end.
+"""Reports of a run on itself: records in its trace, and its summary.
 
-Start with `summary`; `run_facts` writes to the trace what is known once per run.
+Start with `summary`. `run_facts` writes the workload, passes and named means to the trace.
 """

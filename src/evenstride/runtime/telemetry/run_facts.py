@@ -1,4 +1,4 @@
-"""What is trained, where training stands and what evaluation found there, told to the trace."""
+"""Records of the workload, the position and the evaluation results, written to the trace."""
 
 from __future__ import annotations
 
@@ -17,15 +17,14 @@ from evenstride.runtime.loading.position import CommittedPosition, EpochOrder
 
 
 def workload_facts(models: Sequence[nn.Module], samples: int) -> Plain:
-    """Return the facts of a workload as JSON types; the device is empty if not known."""
+    """Return the facts of a workload as JSON types; the device is empty without CUDA."""
     trained = [
         (name, parameter)
         for model in models
         for name, parameter in model.named_parameters()
         if parameter.requires_grad
     ]
-    # Sorted and without wrappers' prefixes: the digest is that of the model, however it is
-    # wrapped.
+    # Sorted and without prefixes of wrappers, so that the digest does not depend on wrappers.
     shapes = sorted(f"{_plain(name)} {tuple(p.shape)} {p.dtype}" for name, p in trained)
     device = trained[0][1].device if trained else torch.device("cpu")
     return {
@@ -40,13 +39,13 @@ def workload_facts(models: Sequence[nn.Module], samples: int) -> Plain:
 def tell_workload(
     leader: Leader | None, models: Sequence[nn.Module], order: EpochOrder | None
 ) -> None:
-    """Write into the trace what is trained; nothing without a leader, a watched model or data."""
+    """Write the workload to the trace, if there are a leader, a watched model and data."""
     if leader is not None and models and order is not None:
         leader.note("workload", **workload_facts(models, order.length))
 
 
 def _plain(name: str) -> str:
-    """Return a parameter's name without what wrappers put before it."""
+    """Return a parameter's name without the prefixes of wrappers."""
     return name.removeprefix("module.").replace("_orig_mod.", "")
 
 
@@ -54,28 +53,28 @@ _LONGEST = 100
 
 
 def check_metric(name: str, value: float | Tensor) -> None:
-    """Raise `ConfigError` unless there is a name of 1 to 100 characters, and one value."""
+    """Raise `ConfigError` unless the name has 1 to 100 characters and there is one value."""
     if not isinstance(name, str) or not 0 < len(name) <= _LONGEST:
         raise ConfigError(
-            f"mean(name={name!r}): the name under which a value is recorded must be a text of 1 to "
-            f'{_LONGEST} characters, such as "loss"'
+            f"mean(name={name!r}): invalid name; expected a text of 1 to {_LONGEST} characters, "
+            'such as "loss"'
         )
     if isinstance(value, Tensor) and value.numel() != 1:
         raise ConfigError(
-            f'mean(name="{name}") records one number, and the total is a tensor of shape '
-            f"{tuple(value.shape)}; give one of 1 element, or leave the name out"
+            f'mean(name="{name}") records one number, but the total is a tensor of shape '
+            f"{tuple(value.shape)}; pass a tensor of 1 element, or omit the name"
         )
 
 
 def tell_metric(
     leader: Leader | None, name: str, value: float | Tensor, progress: CommittedPosition
 ) -> None:
-    """Write a mean over all ranks into the trace; what is not finite as ``null``."""
+    """Write a mean over all ranks to the trace; non-finite values become ``null``."""
     if leader is not None:
         number = float(value)
         leader.note(
             "metric",
-            step=progress.loaded + progress.step,  # own ones, as in all records, in every mode
+            step=progress.loaded + progress.step,  # this worker's steps, in every mode
             epochs=epochs_trained(progress),
             name=name,
             value=number if isfinite(number) else None,
@@ -83,7 +82,7 @@ def tell_metric(
 
 
 def tell_pass(leader: Leader | None, progress: CommittedPosition) -> None:
-    """Write into the trace where a pass begins, before its first step is committed."""
+    """Write the start of a pass to the trace, before its first step is committed."""
     if leader is not None:
         epochs = epochs_trained(progress)
         leader.count_from(progress.loaded)
@@ -94,9 +93,9 @@ def tell_pass(leader: Leader | None, progress: CommittedPosition) -> None:
 
 
 def epochs_trained(progress: CommittedPosition) -> float:
-    """Return how many epochs have been trained over all restarts, parts of epochs as such."""
+    """Return the epochs trained over all restarts, with the fraction of the current one."""
     end, saved = progress.end, progress.restored
     if saved is not None and saved.length is not None:  # there is no loader yet
         end = EpochCursor(saved.length, saved.global_batch, saved.drop_last).end
-    # An epoch that was left early, for the next one, counts as a whole.
+    # An epoch that was left early counts as complete.
     return progress.epoch + (progress.position / end if end else 0.0)

@@ -1,4 +1,4 @@
-"""What a run came to, in numbers and in plain sentences."""
+"""Summary of a run, as numbers and as sentences."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from evenstride.core.formatting import time_text
 from evenstride.runtime.coordination.leader import Leader
 from evenstride.runtime.noise.noise_meter import NoiseSummary
 
-# Workers whose memory is told of one by one.
+# Workers whose memory limits are listed.
 _MOST_CAPS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerSummary:
-    """One worker's part of a run; seconds are totals over all reported steps.
+    """Totals of one worker in a run; times are in seconds, over all reported steps.
 
-    A worker is a rank, or an island of ranks that shard one replica. An island is busy while its
-    slowest rank is, and waits for other islands.
+    A worker is a rank or, under HSDP, a shard group. A shard group is busy while its slowest rank
+    is busy, and waits for other shard groups.
 
     Args:
-        name: host and rank, or the ranks of an island: ``host/0-3``.
-        share: samples per step at the end, of all ranks of an island.
-        busy_s: at work.
-        waited_s: waiting for slower workers.
-        caused_s: waiting of others because this one was the slowest.
-        slowest_steps: steps in which it was the slowest.
-        data_s: of the busy time, spent waiting for data.
-        outside_s: outside training (evaluation, saving) beyond the usual.
-        refused: reports of impossible times or shares, from which nothing was learned.
-        cap: most samples that its memory is predicted to hold; ``None`` if unknown.
-        memory: what its memory was learned to hold, as a sentence; empty if unknown.
+        name: Host and rank, or the ranks of a shard group: ``host/0-3``.
+        share: Samples per step at the end; of all ranks of a shard group.
+        busy_s: Busy time.
+        waited_s: Time spent waiting for slower workers.
+        caused_s: Waiting time of other workers in steps in which this one was the slowest.
+        slowest_steps: Steps in which this worker was the slowest.
+        data_s: Part of the busy time spent waiting for data.
+        outside_s: Time outside training (evaluation, saving) beyond the usual.
+        refused: Rejected reports with impossible times or shares.
+        cap: Predicted number of samples that fit in its memory; ``None`` if unknown.
+        memory: Sentence on its memory limit; empty if unknown.
     """
 
     name: str
@@ -51,40 +51,38 @@ class WorkerSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """A run so far, as the leader knows it; ``str()`` gives sentences.
+    """Summary of a run so far, from the leader's data; ``str()`` returns sentences.
 
-    Figures that rest on the fitted curves rather than on splits that were run end in
-    ``_model``; each step is judged by the curves as they were fitted then. They are ``None``
-    until every worker has been measured.
+    Figures whose names end in ``_model`` rest on fitted curves, not on measured splits. Each step
+    uses the curves as fitted at that step. They are ``None`` until every worker has been measured.
 
     Args:
-        rank: the rank that made the summary; only rank 0's is complete.
-        epoch: current epoch.
-        step: steps committed by this process.
-        global_batch: samples per step.
-        policy: its specification.
-        workers: in rank order; islands in order of their lowest rank.
-        changes: changes of the shares after the opening split.
-        step_s: mean time of a step: own work of its slowest worker, and the communication.
-        efficiency_model: the best split's time over the time taken; 1 is perfect.
-        speedup_model: the equal split's time over the time taken.
-        bound_model: the equal split's time over the best split's.
-        samples_dropped: samples that ``drop_last`` leaves out of every epoch.
-        overhead_s: our own time per step on the training thread, and of our threads.
-        by_epoch: whether ranks keep to parts of the data set for an epoch.
-        shards: of the data, where each rank reads its own in a row; 0 for other data.
-        batches_repeated: how often a batch of this rank did not fit into memory and came again.
-        fits: most samples of this rank's batches since then.
-        drift_checks: comparisons of the ranks' weights.
-        drifts: how often they differed, and rank 0's were broadcast.
-        sync: mode of synchronisation.
-        forgoes: what that mode does not promise, in sentences.
-        staleness: of the updates, where workers do not keep step: ``count``, ``mean``, ``maximum``
-            and ``histogram``, the same of each of the ``workers``, ``most_ahead`` and
-            ``handed_out_again``; see
+        rank: Rank that made the summary; only rank 0's is complete.
+        epoch: Current epoch.
+        step: Steps committed by this process.
+        global_batch: Samples per step.
+        policy: Specification of the policy.
+        workers: In rank order; shard groups in order of their lowest rank.
+        changes: Changes of the shares after the opening split.
+        step_s: Mean step time in seconds: busy time of the slowest worker, and communication.
+        efficiency_model: Step time of the best split over the measured one; 1 is ideal.
+        speedup_model: Step time of the equal split over the measured one.
+        bound_model: Step time of the equal split over that of the best split.
+        samples_dropped: Samples that ``drop_last`` omits from every epoch.
+        overhead_s: evenstride's own time per step, on the training thread and its own threads.
+        by_epoch: Whether each rank keeps to a part of the data set for an epoch.
+        shards: Number of shards of a sequential data set; 0 for other data.
+        batches_repeated: Batches of this rank that ran out of memory and were repeated.
+        fits: Largest number of samples in this rank's batches since then.
+        drift_checks: Comparisons of the ranks' weights.
+        drifts: Comparisons in which the weights differed and rank 0's were broadcast.
+        sync: Synchronisation mode; ``forgoes`` lists what it does not guarantee, as sentences.
+        staleness: Staleness of the updates, in modes without lockstep: ``count``, ``mean``,
+            ``maximum`` and ``histogram``, the same for each of the ``workers``, ``most_ahead`` and
+            ``handed_out_again``. See
             `evenstride.runtime.parameter_server.work_dispatcher.WorkDispatcher.report`.
-        noise: of the gradient, where it is measured; see `NoiseSummary`.
-        not_measured: why steps could not be measured, so that no time is known; empty if they were.
+        noise: Noise of the gradient, if measured; see `NoiseSummary`.
+        not_measured: Reason why step times could not be measured; empty if they were.
     """
 
     rank: int
@@ -119,20 +117,20 @@ class Summary:
     def __str__(self) -> str:
         lines = [self._begins()]
         if not self.workers:
-            lines.append(f"rank {self.rank} knows only itself; rank 0's summary is complete")
+            lines.append(f"rank {self.rank} has only its own data; rank 0's summary is complete")
         if self.not_measured:
             lines.append(self._unmeasured())
         elif self.step_s is not None:
             lines.append(self._speed())
         lines += self._waits()
         lines += [
-            f"worker {worker.name} reported what cannot be {worker.refused} time(s); nothing was "
-            "learned from that"
+            f"worker {worker.name} reported impossible times or shares {worker.refused} time(s); "
+            "these reports were ignored"
             for worker in self.workers
             if worker.refused
         ]
         lines += [
-            f"worker {worker.name} may hold {worker.cap} samples at most: {worker.memory}"
+            f"worker {worker.name} can hold at most {worker.cap} samples: {worker.memory}"
             for worker in self.workers
             if worker.cap is not None and worker.cap < self.global_batch
         ][:_MOST_CAPS]
@@ -142,8 +140,8 @@ class Summary:
             lines.append(_stale(self.staleness))
         if self.batches_repeated:
             lines.append(
-                f"memory ended {self.batches_repeated} time(s) on rank {self.rank}, whose batches "
-                f"have at most {self.fits} samples since"
+                f"rank {self.rank} ran out of memory {self.batches_repeated} time(s); its batches "
+                f"have had at most {self.fits} samples since"
             )
         if self.samples_dropped:
             lines.append(f"drop_last leaves {self.samples_dropped} samples out of every epoch")
@@ -160,7 +158,7 @@ class Summary:
     def _begins(self) -> str:
         steps = f"{self.step} steps"
         if self.staleness is not None:
-            steps = f"{self.step} own updates, rounds"
+            steps = f"{self.step} updates of this worker in rounds"
         return (
             f"{steps} of {self.global_batch} samples on {max(len(self.workers), 1)} worker(s), "
             f"policy {self.policy}, {self.changes} change(s) of the split"
@@ -176,27 +174,32 @@ class Summary:
         if self.efficiency_model is None or self.bound_model is None or len(self.workers) < 2:
             return text
         fixed = self.policy.startswith("static")
-        lost = 1.0 - (self.speedup_model or 1.0)  # under a fixed split that is no equal one
+        lost = 1.0 - (self.speedup_model or 1.0)  # of a fixed split that is not the equal one
         if self.bound_model < 1.03 and lost < 0.03:
             return f"{text}; the workers are equal, so balancing cannot help"
         return (
             f"{text}: {self.speedup_model:.2f} times as fast as the equal split would be (bound "
             f"{self.bound_model:.2f}), efficiency {self.efficiency_model:.2f}, from fitted curves"
-            + ("" if self.changes or not fixed else "; no other split was run, so this is a guess")
+            + (
+                ""
+                if self.changes or not fixed
+                else "; this is an extrapolation, as no other split was run"
+            )
         )
 
     def _order(self) -> list[str]:
-        """Return what is not promised about the order of this data."""
+        """Return limits on the reproducibility of the sample order, as sentences."""
         lines = []
         if self.by_epoch:
             lines.append(
                 "each rank keeps to a part of the data set for an epoch, so which samples a step "
-                "trains depends on the split, and a state saved in mid-epoch on the number of ranks"
+                "trains depends on the split; a state saved within an epoch depends on the number "
+                "of ranks"
             )
         if self.shards:
             lines.append(
-                f"each rank reads some of {self.shards} shards in a row, so which samples a step "
-                "trains depends on the split and on the number of ranks"
+                f"each rank reads some of {self.shards} shards in sequence, so which samples a "
+                "step trains depends on the split and on the number of ranks"
             )
         return lines
 
@@ -213,7 +216,7 @@ class Summary:
 
 
 def summarise(leader: Leader | None, **facts: Any) -> Summary:
-    """Return the summary of a run from what its leader has booked, and the rank's own facts."""
+    """Return the summary of a run from the leader's ledger and this rank's own facts."""
     if leader is None:
         return Summary(**facts)
     control, ledger = leader.control, leader.ledger
@@ -250,12 +253,12 @@ def worker_summaries(control: Control, ledger: Ledger) -> tuple[WorkerSummary, .
     )
 
 
-def _stale(told: dict[str, Any]) -> str:
-    made = "/".join(str(worker["count"]) for worker in told["workers"][:16])
-    again = told["handed_out_again"]
+def _stale(report: dict[str, Any]) -> str:
+    made = "/".join(str(worker["count"]) for worker in report["workers"][:16])
+    again = report["handed_out_again"]
     return (
-        f"{told['count']} updates ({made} by the workers) of staleness {told['mean']:.2f} on "
-        f"average and {told['maximum']} at most; who had ended an update was at most "
-        f"{told['most_ahead']} ahead of the slowest"
-        + (f"; {again} samples of workers that were lost were handed out again" if again else "")
+        f"{report['count']} updates ({made} by worker), with a mean staleness of "
+        f"{report['mean']:.2f} and a maximum of {report['maximum']}; a worker was at most "
+        f"{report['most_ahead']} updates ahead of the slowest"
+        + (f"; {again} samples of lost workers were reassigned" if again else "")
     )

@@ -1,4 +1,4 @@
-"""Measure a rank's steps: its own work apart from waiting for others.
+"""Measures a rank's steps: its busy time, apart from the time it waits for other ranks.
 
-Start with `step_timer`; `device_timer` is the same where a device works on a queue.
+Start with `step_timer`; `device_timer` does the same for a device that works on a queue.
 """

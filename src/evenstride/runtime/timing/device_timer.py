@@ -1,14 +1,14 @@
-"""Measure one rank's steps where a device works on them: by events on its compute stream.
+"""Measures one rank's steps on a device, by events on its compute stream.
 
-A program only queues work for such a device, so the times at which it does so tell nothing. Here
-the same marks as in `evenstride.runtime.timing.step_timer` are events in the stream: each takes the
-time at which the device comes to it. What lies between two of them is what the device did and what
-it idled, whether it waited for data, for copies or for a slow program: all of that is the worker's
-own time. Work of other streams, such as communication that overlaps the backward pass, does not
-enter until the compute stream waits for it, which is after ``gradients_ready``.
+A program only queues work for such a device, so the times at which it does so show nothing. Here
+the marks of `evenstride.runtime.timing.step_timer` are events in the stream. Each records the time
+at which the device reaches it. The time between two events is busy time of the worker: the device
+worked, or idled because it waited for data, for copies or for a slow program. Work of other
+streams, such as communication that overlaps the backward pass, counts only once the compute stream
+waits for it, which is after ``gradients_ready``.
 
-Nothing ever waits for the device. Events are read in order as the device has passed them, at the
-latest when the loop comes by again, and used anew. `RankClock` holds the timer in use.
+Nothing waits for the device. Events are read in order once the device has passed them, at the
+latest in the next iteration of the loop, and are then reused. `RankClock` holds the timer in use.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from evenstride.runtime.timing.step_timer import StepQueue, StepTimer
 logger = logging.getLogger("evenstride")
 
 _WAIT = "wait_s"
-# What a stretch counts as that is cut short by waiting, by what the training thread was doing.
+# What an interval counts as if a wait interrupts it, by what the training thread was doing.
 _PART_OF = {"data": "data_s", "compute": "compute_s", "sync": _WAIT, "between": "between_s"}
 _PHASE_OF = {part: phase for phase, part in _PART_OF.items()}
-# How long the program must stand still before the device is asked what it is doing: an event that
-# is queried while another thread captures a CUDA graph breaks the capture.
+# How long the program must stand still before the device is queried: querying an event while
+# another thread captures a CUDA graph breaks the capture.
 _STANDS_STILL_S = 2.5
 
 
 class Mark(Protocol):
-    """A point in a stream; `torch.cuda.Event` is one."""
+    """A point in a stream, such as `torch.cuda.Event`."""
 
     def query(self) -> bool:
         """Return whether the device has passed it."""
@@ -49,7 +49,7 @@ class Mark(Protocol):
 
 
 class Marks(Protocol):
-    """Where marks come from."""
+    """The source of marks."""
 
     @property
     def capturing(self) -> bool:
@@ -58,11 +58,11 @@ class Marks(Protocol):
     def record(self) -> Mark: ...
 
     def free(self, mark: Any) -> None:
-        """Take back a mark of its own that has been read."""
+        """Take back a mark that has been read, for reuse."""
 
 
 class CudaMarks:
-    """Events on the current stream of one CUDA device, used again and again."""
+    """Events on the current stream of one CUDA device, which are reused."""
 
     def __init__(self, device: torch.device) -> None:
         self._device, self._free = device, list[torch.cuda.Event]()
@@ -72,9 +72,9 @@ class CudaMarks:
         return torch.cuda.is_current_stream_capturing()
 
     def record(self) -> torch.cuda.Event:
-        """Return an event that the device passes after everything queued so far."""
+        """Return an event that the device passes after all work queued so far."""
         event = self._free.pop() if self._free else _new_event()
-        # By name: the callbacks of a backward pass run on a thread of their own.
+        # By name, because the callbacks of a backward pass run on a thread of their own.
         event.record(torch.cuda.current_stream(self._device))
         return event
 
@@ -88,8 +88,6 @@ def _new_event() -> torch.cuda.Event:
 
 @dataclass(slots=True)
 class _Spent:
-    """What the device spent on one step, as far as it is known."""
-
     step: int = -1
     share: int = 0
     modelled: bool = False
@@ -101,7 +99,7 @@ class _Spent:
     uncounted_control_s: float = 0.0
 
     def begin(self, step: int, share: int, *, modelled: bool) -> None:
-        """Note which step it is, known only once its batch has been fetched."""
+        """Note the step, which is known only once its batch has been loaded."""
         self.step = step
         self.share = share
         self.modelled = modelled
@@ -110,14 +108,14 @@ class _Spent:
         self.modelled = False
 
     def control_waited(self, seconds: float) -> None:
-        """Count waiting for a decision, to be taken out of the next stretch of the fetch."""
+        """Count time waiting for a decision, to be subtracted from the next part of the fetch."""
         self.control_s += seconds
         self.uncounted_control_s += seconds
 
     def book(self, part: str, seconds: float) -> None:
-        """Add a stretch of device time to one part of the step."""
+        """Add an interval of device time to one part of the step."""
         if part == "data_s" and self.uncounted_control_s:
-            # The device idles through less of the wait than the program if it had work queued.
+            # A device with queued work idles for less of the wait than the program.
             waited_s = min(self.uncounted_control_s, seconds)
             self.uncounted_control_s = 0.0
             seconds -= waited_s
@@ -125,7 +123,7 @@ class _Spent:
 
 
 class _Lap(NamedTuple):
-    """A stretch that ends at ``mark``; without ``of`` it is nobody's."""
+    """An interval that ends at ``mark``; without ``of`` it belongs to no step."""
 
     mark: Mark
     of: _Spent | None
@@ -136,8 +134,8 @@ class _Lap(NamedTuple):
 class DeviceTimer(StepTimer):
     """A `StepTimer` whose steps are measured on a device's compute stream.
 
-    Each mark costs the training thread one event. Steps are reported one pass of the loop later
-    than by the host's clock, or more if the device is further behind.
+    Each mark costs the training thread one event. Steps are reported one iteration later than by
+    the host's clock, or more if the device is further behind.
     """
 
     on_device = True
@@ -150,13 +148,13 @@ class DeviceTimer(StepTimer):
         self._queue: deque[_Lap] = deque()
         self._read_to: Mark | None = None
         self._in_hand: _Spent | None = None
-        self._fresh: _Spent | None = None  # of the step that is being fetched
+        self._fresh: _Spent | None = None  # of the step whose batch is being loaded
         self._made = 0  # marks so far
-        self._seen = (("", -1, -1), 0.0)  # where the program stood, and since when
+        self._seen = (("", -1, -1), 0.0)  # where the program was, and since when
 
     @classmethod
     def instead_of(cls, timer: StepTimer, marks: Marks) -> DeviceTimer:
-        """Return a timer that goes on where another one is; its step in hand is not measured."""
+        """Return a timer that continues from another one; its current step is not measured."""
         mine = cls(timer.finished, marks, timer.now)
         mine._phase, mine._step = timer.at
         return mine
@@ -168,9 +166,9 @@ class DeviceTimer(StepTimer):
     @property
     def at(self) -> tuple[str, int]:
         """What this rank is doing, and in which step; for heartbeats, from any thread."""
-        # The program does not wait in a collective of the device: it goes on, and stands still
-        # where it next needs a result. So once it has not moved for seconds, the oldest mark that
-        # the device has not passed tells what the rank is doing.
+        # The program does not wait in a collective of the device: it continues, and stands still
+        # when it next needs a result. So once it has not moved for seconds, the oldest mark that
+        # the device has not passed shows what the rank is doing.
         stands, now_s = (self._phase, self._step, self._made), self.now()
         seen, since_s = self._seen
         if stands != seen:
@@ -180,14 +178,14 @@ class DeviceTimer(StepTimer):
         return stands[:2]
 
     def _device_at(self) -> tuple[str, int] | None:
-        """Return what the device is doing; ``None`` if it has nothing to do, or is not ours."""
+        """Return what the device is doing; ``None`` if it is idle or works on something else."""
         try:
-            # Another thread asks, while the training thread appends and takes.
+            # Another thread calls this while the training thread appends and removes.
             for lap in self._queue.copy():
                 if not lap.mark.query():
                     return None if lap.of is None else (_PHASE_OF[lap.part], self._step)
-        except RuntimeError:  # of the device, which the training thread will meet as well
-            logger.debug("the device could not be asked what it is doing", exc_info=True)
+        except RuntimeError:  # of the device, which the training thread will get as well
+            logger.debug("the state of the device could not be queried", exc_info=True)
         return None
 
     def fetch_started(self) -> float:
@@ -219,7 +217,7 @@ class DeviceTimer(StepTimer):
         self._mark("compute_s")
 
     def synchronised(self) -> None:
-        """Mark that the stream waits for the averaged gradients no longer."""
+        """Mark that the stream no longer waits for the averaged gradients."""
         self._phase, self._synchronised = "between", self._in_step
         self._mark(_WAIT)
 
@@ -232,23 +230,23 @@ class DeviceTimer(StepTimer):
         self._in_hand = self._fresh = None
 
     def wait_began(self) -> None:
-        """Mark that what is queued from now on is waiting for others, until `wait_ended`."""
+        """Mark that work queued from now on is waiting for others, until `wait_ended`."""
         self._mark(_PART_OF.get(self._phase, _WAIT))
 
     def wait_ended(self) -> None:
-        """Mark that the waiting that began is over."""
+        """Mark the end of the wait."""
         self._mark(_WAIT)
         self._read()
 
     def exclude(self, seconds: float) -> None:
-        """Leave the step in hand out: how long the device took for that is not known."""
+        """Leave the current step out: how long the device took for that time is unknown."""
         del seconds
         self.spoil()
 
     def control_waited(self, seconds: float) -> None:
-        """Count up to ``seconds`` of the fetch in progress as waiting for a decision."""
+        """Count up to ``seconds`` of the current fetch as waiting for a decision."""
         if self._fresh is not None:
-            self._fresh.control_waited(seconds)  # unnoticed by a device with work queued
+            self._fresh.control_waited(seconds)  # a device with queued work may not notice it
 
     def settle(self) -> None:
         """Wait for the device to pass the latest mark, and report all finished steps."""
@@ -288,25 +286,25 @@ class DeviceTimer(StepTimer):
 
 
 class RankClock:
-    """Holds the timer in use, which may be replaced: the host's, until a model is on a device."""
+    """Holds the timer in use: the host's, until a model is on a device with its own timeline."""
 
     def __init__(self, timer: StepTimer) -> None:
         self.timer = timer
-        self._sizes: set[int] = set()  # of the batches that have run
+        self._sizes: set[int] = set()  # sizes of the batches that have run
 
     def waiting(self) -> AbstractContextManager[None]:
         return self.timer.waiting()
 
     def time_on(self, device: torch.device) -> None:
-        """Measure steps on a model's device from now on, if that works on its own time."""
+        """Measure steps on a model's device from now on, if the device works asynchronously."""
         if device.type == "cuda" and not self.timer.on_device:
             self.timer = DeviceTimer.instead_of(self.timer, CudaMarks(device))
 
     def handed_out(self, samples: int, *, compiled: bool) -> None:
-        """Leave a step unmodelled that holds the first batch of its size, where that is slow."""
+        """Do not model a step with the first batch of its size if such a batch is slow."""
         if samples not in self._sizes:
             self._sizes.add(samples)
-            # A device chooses kernels and grows its memory for a new size, and a compiled model
+            # For a new size a device selects kernels and allocates memory, and a compiled model
             # may be compiled again.
             if compiled or self.timer.on_device:
                 self.timer.spoil()

@@ -1,4 +1,4 @@
-"""A file that always holds the leader's step count, for whoever watches from outside."""
+"""A file that always contains the leader's step count, for observers outside the process."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ _RECORD = struct.Struct("<q")
 
 
 class StepFile:
-    """The file named by ``_EVENSTRIDE_PROGRESS``: one little-endian 64-bit number, in place."""
+    """The file named by ``_EVENSTRIDE_PROGRESS``: one little-endian 64-bit integer."""
 
     def __init__(self, path: Path) -> None:
         try:
             self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:
             raise ConfigError(
-                f"_EVENSTRIDE_PROGRESS names {path}, which cannot be written: {error.strerror}"
+                f"_EVENSTRIDE_PROGRESS is {path}, which cannot be written: {error.strerror}"
             ) from None
 
     def write(self, step: int) -> None:
-        """Note the steps committed so far; does nothing after `close`."""
+        """Write the number of steps committed so far; does nothing after `close`."""
         if self._file >= 0:
-            # One write in place, so that a reader never finds the file empty or cut.
+            # One write in place, so that a reader never finds the file empty or truncated.
             os.pwrite(self._file, _RECORD.pack(step), 0)
 
     def close(self) -> None:
@@ -40,5 +40,5 @@ def read_steps(path: Path) -> int:
         data = path.read_bytes()
     except FileNotFoundError:
         return 0
-    # An empty file is one that its process has just made.
+    # The file is empty when its process has just created it.
     return int(_RECORD.unpack(data)[0]) if len(data) == _RECORD.size else 0

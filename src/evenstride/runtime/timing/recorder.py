@@ -1,4 +1,4 @@
-"""Finished steps on their way from the training thread to the control thread."""
+"""Passes finished steps from the training thread to the control thread."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from evenstride.runtime.timing.step_timer import StepRecord
 
 
 class Recorder:
-    """Keeps finished steps until the control thread takes them, and watches their band."""
+    """Keeps finished steps until the control thread takes them, and checks their tolerance band."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class Recorder:
             self._band = band
 
     def append(self, record: StepRecord) -> None:
-        """Keep a finished step; ask for an exchange if it left its band (training thread)."""
+        """Keep a finished step; request an exchange if it left its band (training thread)."""
         asks = False
         with self._lock:
             if self._ignores:
@@ -45,23 +45,23 @@ class Recorder:
             if record.modelled and not before.asked and before.expected_s:
                 after = self._band = before.step(record.share, record.busy_s)
                 asks = after.asked
-                # What came before the first step outside the band must not blur it.
+                # Steps before the first one outside the band must not dilute it.
                 if after is not before and not before.strikes:
                     self._breaks.add(len(self._records))
             self._records.append(record)
-        # Outside the lock, which the control thread may need to take what there is.
+        # Outside the lock, which the control thread may need to take the records.
         if asks:
             self._ask()
 
     def ignore(self) -> None:
-        """Keep no step from now on, and forget those kept: they cannot be measured."""
+        """Discard all steps, past and future, because they cannot be measured."""
         with self._lock:
             self._ignores = True
             self._records.clear()
             self._breaks.clear()
 
     def take(self) -> Measurements:
-        """Return what was measured in all finished steps, and forget them (control thread)."""
+        """Return the measurements of all finished steps, and forget them (control thread)."""
         with self._lock:
             records, self._records = self._records, []
             breaks, self._breaks = self._breaks, set()
@@ -70,7 +70,7 @@ class Recorder:
 
 
 def stretches(records: Sequence[StepRecord], breaks: Set[int]) -> Iterator[slice]:
-    """Yield the stretches of consecutive steps that may be judged together."""
+    """Yield the runs of consecutive steps that may be judged together."""
     start = 0
     for index, (before, record) in enumerate(pairwise(records), start=1):
         if (
@@ -88,12 +88,12 @@ def stretches(records: Sequence[StepRecord], breaks: Set[int]) -> Iterator[slice
 def in_columns(
     worker: int,
     records: Sequence[StepRecord],
-    runs: Sequence[slice],  # the `stretches` that they are judged in, all records together
-    loads: Sequence[tuple[float, float]],  # of each stretch: processor and memory, parts of 1
+    runs: Sequence[slice],  # the `stretches` of all records
+    loads: Sequence[tuple[float, float]],  # of each stretch: processor and memory, each 0 to 1
 ) -> Measurements:
-    """Return what one worker has measured, in the columns that the core takes."""
+    """Return the measurements of one worker, in the columns that the core takes."""
 
-    # Python's own sum and round, as the digits go into the trace and decide the split.
+    # Python's own sum and round, because the digits are written to the trace and decide the split.
     def summed(times_s: list[float]) -> list[float]:
         return [round(sum(times_s[run]), 7) for run in runs]
 

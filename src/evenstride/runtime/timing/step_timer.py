@@ -1,17 +1,17 @@
-"""Measure one rank's steps on its training thread: its own work apart from waiting for others.
+"""Measures one rank's steps on its training thread: busy time apart from waiting time.
 
-A step's life, as the marks come in:
+A step consists of these marks:
 
     fetch_started -> fetch_ended -> gradients_ready -> synchronised -> fetch_started ...
       data_s           compute_s        wait_s           between
 
-``gradients_ready`` fires when this rank's last gradient is there, before any wait for others;
-``synchronised`` after the engine has averaged. The time between a step's synchronisation and
-the next fetch (optimizer, logging, evaluation, saving) enters the busy time as its running
-median, because it belongs to every step; what exceeds the median is outside training.
+``gradients_ready`` fires when this rank's last gradient is ready, before any wait for other ranks.
+``synchronised`` fires after the engine has averaged. The time between a step's synchronisation and
+the next fetch (optimizer, logging, evaluation, saving) enters the busy time as its running median,
+because it belongs to every step. The excess over the median is outside training.
 
-The marks are made for every step, between large operations that have emptied the processor's
-caches, where Python is several times slower than usual. So there are few objects and few calls.
+The marks are made in every step, between large operations that have emptied the processor's
+caches. Python then runs several times slower than usual, so the code makes few objects and calls.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple, Protocol
 
-# Steps whose between-time enters the running median; odd, so that the middle is one of them.
+# Steps whose between-time enters the running median; odd, so that one of them is the middle.
 _BETWEEN_STEPS = 31
 
 
@@ -41,7 +41,7 @@ class StepRecord(NamedTuple):
 
 
 class StepQueue(Protocol):
-    """Takes in finished steps, as a list does; called by the training thread."""
+    """Takes finished steps, as a list does; the training thread calls it."""
 
     def append(self, record: StepRecord, /) -> None: ...
 
@@ -59,22 +59,22 @@ class RunningMedian:
         insort(self._ordered, value)
 
     def median(self, default: float) -> float:
-        """Return the middle value (the upper one of an even count), or the default if none."""
+        """Return the middle value (the upper one of an even count); the default without values."""
         return self._ordered[len(self._ordered) // 2] if self._ordered else default
 
 
 class StepTimer:
     """Turns marks into step records. All calls come from the training thread."""
 
-    on_device = False  # whether steps are timed where a device works on them
-    capturing = False  # whether what the program queues for the device becomes a graph
+    on_device = False  # whether steps are measured on a device
+    capturing = False  # whether the current stream is captured as a graph
 
     def __init__(self, finished: StepQueue, now: Callable[[], float] = time.perf_counter) -> None:
         self.finished, self.now = finished, now
         self._phase, self._step, self._share, self._modelled = "idle", -1, 0, True
         self._in_step = self._synchronised = False
         self._data_s = self._compute_s = self._wait_s = self._control_s = 0.0
-        # Waiting during a fetch belongs to the step that is being fetched.
+        # Waiting during a fetch belongs to the step whose batch is being fetched.
         self._early_wait_s = self._early_control_s = 0.0
         self._mark_s = self._excluded_s = self._wait_began_s = 0.0
         self._between = RunningMedian(_BETWEEN_STEPS)
@@ -89,24 +89,24 @@ class StepTimer:
 
     @property
     def left(self) -> bool:
-        """Whether the loop was left in the middle of an epoch, with no step under way."""
+        """Whether the loop stopped within an epoch, with no step in progress."""
         return not self._in_step and self._phase in ("compute", "between")
 
     def fetch_started(self) -> float:
-        """Mark that the training loop asks for its next batch; return when."""
+        """Mark that the training loop asks for its next batch; return the time."""
         now_s = self.now()
         self._phase = "data"
         lap_s = now_s - self._mark_s - self._excluded_s
         self._mark_s, self._excluded_s = now_s, 0.0
         if self._synchronised:
             self._finish(lap_s if lap_s > 0 else 0.0)
-        # The step goes on with another micro-batch.
+        # The step continues with another micro-batch.
         elif self._in_step:
             self._compute_s += lap_s
         return now_s
 
     def fetch_ended(self, step: int, share: int, *, modelled: bool) -> float:
-        """Mark that a batch of ``step`` is handed to the training loop; return when."""
+        """Mark that the training loop gets a batch of ``step``; return the time."""
         now_s = self.now()
         lap_s = now_s - self._mark_s - self._excluded_s
         self._mark_s, self._excluded_s, self._phase = now_s, 0.0, "compute"
@@ -122,7 +122,7 @@ class StepTimer:
         return now_s
 
     def gradients_ready(self) -> None:
-        """Mark that this rank's last gradient of a synchronising backward pass is there."""
+        """Mark that this rank's last gradient of a synchronising backward pass is ready."""
         self._phase = "sync"
         now_s = self.now()
         self._compute_s += now_s - self._mark_s - self._excluded_s
@@ -136,24 +136,24 @@ class StepTimer:
         self._mark_s, self._excluded_s = now_s, 0.0
 
     def spoil(self) -> None:
-        """Mark that the step in hand has had trouble of its own and tells nothing."""
+        """Mark that the current step was disturbed and must not be modelled."""
         self._modelled = False
 
     def pass_ended(self) -> None:
-        """Mark that the loop over the loader was left; what follows is nobody's step."""
-        # `at` keeps telling where the loop was left: a program that ends while its gradients are
-        # being synchronised has lost another rank.
+        """Mark that the loop over the loader has ended; what follows belongs to no step."""
+        # `at` still reports where the loop stopped: a program that ends during the synchronisation
+        # of its gradients has lost another rank.
         phase = self._phase
         self.fetch_started()
         self._in_step, self._phase = False, phase
 
     def epoch_ended(self) -> None:
-        """Mark that the loop has come to its end."""
+        """Mark that the loop has reached the end of the epoch."""
         self._phase = "idle"
 
     @contextmanager
     def turning(self) -> Iterator[None]:
-        """Between two passes, mark that this rank stands still until all do."""
+        """Between two passes, mark that this rank waits until all ranks do."""
         self._phase = "turn"
         try:
             yield
@@ -174,7 +174,7 @@ class StepTimer:
         self._wait_began_s = self.now()
 
     def wait_ended(self) -> None:
-        """Mark that the waiting that began is over."""
+        """Mark the end of the wait."""
         seconds = self.now() - self._wait_began_s
         self._excluded_s += seconds
         if self._phase == "data":
@@ -183,16 +183,16 @@ class StepTimer:
             self._wait_s += seconds
 
     def exclude(self, seconds: float) -> None:
-        """Count ``seconds`` that have just passed as neither work nor waiting."""
+        """Count the last ``seconds`` as neither work nor waiting."""
         self._excluded_s += seconds
 
     def control_waited(self, seconds: float) -> None:
-        """Count ``seconds`` of the fetch in progress as waiting for a decision."""
+        """Count ``seconds`` of the current fetch as waiting for a decision."""
         self._excluded_s += seconds
         self._early_control_s += seconds
 
     def settle(self) -> None:
-        """Report all steps that are finished; here they have been already."""
+        """Report all finished steps; in this class they are reported already."""
 
     def _finish(self, between_s: float) -> None:
         self._in_step = self._synchronised = False
@@ -219,10 +219,10 @@ class StepTimer:
         *,
         modelled: bool,
     ) -> None:
-        # Steps that say nothing about speed must not move the median.
+        # Steps that are not modelled must not change the median.
         if modelled:
             self._between.add(between_s)
-        # The usual time between steps belongs to every step; what exceeds it is outside training.
+        # The median belongs to every step; the excess over it is outside training.
         usual_s = self._between.median(between_s)
         outside_s = between_s - usual_s if between_s > usual_s else 0.0
         busy_s = worked_s + usual_s

@@ -1,13 +1,13 @@
-"""Workers at their own pace over parameter servers, event by event: ``asp`` and ``ssp``.
+"""Independent workers with parameter servers, event by event: ``asp`` and ``ssp``.
 
-A worker asks for a piece of the epoch, of its present share; computes; pushes; and the answer
-brings it the weights as they are then. With several servers it tells the first one when all have
-answered. If it may not go on yet, or nothing is left to be given, it waits, and asks for the
-weights anew when it may. An epoch ends when all of it is trained. So it is in real runs, and each
-of these calls is two messages; only the one by which workers compare what an epoch came to is left
-out.
+A worker requests a piece of the epoch, of the size of its share. It computes and pushes, and the
+response contains the current weights. With several servers it informs the first one when all have
+responded. If it may not continue yet, or no samples are left, it waits, and requests the weights
+again when it may continue. An epoch ends when all of it is trained. Real runs do the same, and each
+of these calls is two messages. Only the call by which workers compare the result of an epoch is
+left out.
 
-Where events and decisions count steps, a *step* is a global batch of samples trained, by whomever.
+Where events and decisions count steps, a *step* is one global batch of samples, by any workers.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ from evenstride.sim.scenario.timeline import Timeline
 
 
 class SimulatedWorkQueue:
-    """Hands out one epoch after the other by `AsyncSchedule`, and keeps who waits.
+    """Assigns one epoch after the other by `AsyncSchedule`, and keeps the waiting workers.
 
-    ``workers`` there ever are; nobody is there at first. ``staleness`` is the bound, if there is
-    one.
+    ``workers`` is the number of all workers of the scenario; none is present at first.
+    ``staleness`` is the bound; ``None`` for no bound.
     """
 
     def __init__(self, workers: int, staleness: int | None) -> None:
         self._schedule = AsyncSchedule.of(workers, staleness).counting([False] * workers)
-        # A dict, as workers get their samples in the order in which they began to wait.
+        # A dict, because workers get their samples in the order in which they began to wait.
         self._waiting: dict[int, None] = {}
 
     @property
@@ -53,22 +53,23 @@ class SimulatedWorkQueue:
 
     @property
     def waiting(self) -> tuple[int, ...]:
-        """Those who wait, in the order in which they began to."""
+        """The waiting workers, in the order in which they began to wait."""
         return tuple(self._waiting)
 
     def open(self, samples: int) -> None:
-        """Begin an epoch of so many samples, when all have made their updates."""
+        """Begin an epoch of ``samples`` samples, when all workers have made their updates."""
         self._schedule = self._schedule.opened(samples)
 
     def wait(self, worker: int) -> None:
         self._waiting[worker] = None
 
     def begin(self, share: Callable[[int], int]) -> Iterator[tuple[int, Piece]]:
-        """Yield all who wait, may begin, and get something, with what they get.
+        """Yield all waiting workers that may begin and get samples, with their pieces.
 
-        ``share`` returns that of a worker; 0 for who gets nothing, and is not waited for.
+        ``share`` returns the share of a worker; a worker with 0 gets nothing, and no worker
+        waits for it.
         """
-        # Giving samples moves no clock, so one look at all of them is enough.
+        # Assigning samples moves no clock, so one pass over all of them is enough.
         latest = self._schedule.latest_start
         for worker in self.waiting:
             if not self._schedule.queue.left:
@@ -80,7 +81,7 @@ class SimulatedWorkQueue:
                 yield worker, piece
 
     def made(self, worker: int) -> None:
-        """Book an update; the worker has nothing to do then."""
+        """Book an update; the worker is then waiting."""
         self._schedule = self._schedule.made(worker)
         self.wait(worker)
 
@@ -89,7 +90,7 @@ class SimulatedWorkQueue:
         self._waiting.pop(worker, None)
 
     def count(self, counted: Sequence[bool]) -> None:
-        """Wait for these workers from now on, and for nobody else."""
+        """Wait only for these workers from now on."""
         self._schedule = self._schedule.counting(counted)
 
 
@@ -98,16 +99,16 @@ _PULL, _COMPUTED, _APPLIED = range(3)
 
 @dataclass(slots=True)
 class _Worker:
-    """Where a worker is."""
+    """The state of a worker."""
 
-    there: bool = False  # whether it takes part
-    ends: bool = False  # whether it goes as soon as its update is made
-    life: int = 0  # counts its comings; what was under way in an earlier one does not count
-    piece: Piece = ()  # that it is training
-    pulled: int = 0  # updates that its weights have
-    begun_s: float = 0.0  # when it had them
-    answered_s: float = 0.0  # when the latest answer reached it
-    made: int = 0  # updates begun, lost ones included
+    there: bool = False  # whether it takes part.
+    ends: bool = False  # whether it leaves as soon as its update is made.
+    life: int = 0  # number of its departures; events of an earlier life are ignored.
+    piece: Piece = ()  # the samples in training.
+    pulled: int = 0  # version of its weights.
+    begun_s: float = 0.0  # time at which it had them.
+    answered_s: float = 0.0  # time of the latest response.
+    made: int = 0  # number of updates begun, including lost ones.
 
     @property
     def samples(self) -> int:
@@ -116,7 +117,7 @@ class _Worker:
 
     @property
     def takes_part(self) -> bool:
-        """Whether it is there to stay."""
+        """Whether it takes part and will stay."""
         return self.there and not self.ends
 
     def take(self, piece: Piece) -> None:
@@ -126,13 +127,13 @@ class _Worker:
         self.pulled = version
 
     def begin(self, at_s: float) -> int:
-        """Begin an update at a time; return how many it began before."""
+        """Begin an update at a time; return the number of updates begun before."""
         self.begun_s, number = at_s, self.made
         self.made += 1
         return number
 
     def answer(self, at_s: float, version: int) -> float:
-        """Have an update made, and the weights after it; return the time of the answer before."""
+        """Complete an update, with the weights after it; return the time of the last response."""
         before_s, self.answered_s = self.answered_s, at_s
         self.piece, self.pulled = (), version
         return before_s
@@ -141,19 +142,19 @@ class _Worker:
         self.there, self.answered_s = True, at_s
 
     def end(self, ends: bool) -> None:
-        """Go as soon as its update is made, or not at all."""
+        """Leave as soon as its update is made, or stay."""
         self.ends = ends
 
     def go(self) -> None:
-        """Take part no longer; what is under way comes to nothing."""
+        """Take part no longer; work in progress is lost."""
         self.there, self.ends, self.piece = False, False, ()
         self.life += 1
 
 
 class AsyncRun(SimulatedController):
-    """One run of one policy in a scenario, in which workers do not keep step.
+    """One run of one policy in a scenario, without lockstep.
 
-    Takes ``O(W)`` per update: 0.3 ms with 1,000 workers, 0.1 ms with a hundred.
+    Takes ``O(W)`` per update: 0.3 ms with 1,000 workers, 0.1 ms with 100.
     """
 
     def __init__(
@@ -168,7 +169,7 @@ class AsyncRun(SimulatedController):
         self._mode, self._tally = mode, RunTotals(scenario.size, record)
         self._queues = Queues(scenario.communication.served_by(mode.servers))
         self._latency_s = scenario.communication.latency_s
-        # From an answer to the next piece: to ask for it, and before that to tell of the update.
+        # From a response to the next piece: the request, and before that the report of the update.
         self._between_s = (4 if mode.servers > 1 else 2) * self._latency_s
         self._workers = [_Worker() for _ in range(scenario.size)]
         bound = mode.staleness if isinstance(mode, StaleSynchronous) else None
@@ -193,9 +194,9 @@ class AsyncRun(SimulatedController):
         return self._tally.outcome(str(self._mode), self._last_pull(), len(epochs), names)
 
     def _look(self, answered: int | None = None) -> None:
-        """Let all begin who may and for whom there is something.
+        """Let all workers begin that may and for which samples are left.
 
-        The worker ``answered`` is just being answered, and so needs not ask for weights.
+        The worker ``answered`` is just receiving a response, so it need not request the weights.
         """
         for k, piece in self._desk.begin(self._share):
             worker = self._workers[k]
@@ -238,7 +239,7 @@ class AsyncRun(SimulatedController):
         self._look(answered=k)
 
     def _measure(self, k: int, samples: int, wait_s: float) -> None:
-        """Note an update: what the servers took is the worker's own time, as in real runs."""
+        """Record an update: the time of the servers is part of its busy time, as in real runs."""
         busy_s = self._workers[k].answered_s - self._workers[k].begun_s
         self._tally.accounts[k].works(busy_s)
         rank = self._rank(k)
@@ -257,7 +258,7 @@ class AsyncRun(SimulatedController):
         self._desk.count([w.takes_part and self._share(k) > 0 for k, w in enumerate(self._workers)])
 
     def _begin(self, step: int) -> None:
-        """Form the fleet; who is lost leaves at once, others when their update is made."""
+        """Form the fleet; lost workers leave at once, others when their update is made."""
         super()._begin(step)
         happenings = self._timeline.happenings(step)
         lost = {k for k, change in happenings if change is MembershipEvent.LOST}
@@ -285,13 +286,13 @@ class AsyncRun(SimulatedController):
         self._workers[k].go()
 
     def _last_pull(self) -> float:
-        """Return when all who are there have the weights of the end."""
+        """Return when all workers that take part have the final weights."""
         heard_s = self._now_s + self._latency_s
         asks_s = sorted(max(heard_s, self._workers[k].answered_s) for k in self._desk.waiting)
         return max((self._queues.pull(at_s + self._latency_s) for at_s in asks_s), default=heard_s)
 
     def _rank(self, k: int) -> int | None:
-        """Return the place of a worker among those who are there; ``None`` if it is not."""
+        """Return the place of a worker among those that take part; ``None`` if it does not."""
         rank = int(np.searchsorted(self._present, k))
         return rank if rank < len(self._present) and self._present[rank] == k else None
 
@@ -300,7 +301,7 @@ class AsyncRun(SimulatedController):
         return 0 if rank is None else int(self._shares[rank])
 
     def _noise_of(self, k: int, number: int) -> float:
-        """Return what lengthens an update of a worker: as its step of that number in ``bsp``."""
+        """Return the noise factor of a worker's update: that of its step of this number in bsp."""
         while len(self._noise) <= number:
             self._noise.append(self._cluster.next_noise())
         return float(self._noise[number][k])
@@ -318,5 +319,5 @@ class AsyncRun(SimulatedController):
     def _expect(self, expect: Expect) -> None:
         self._own.expect(expect, self._control.rank_shares)
 
-    def _told(self, cpu_load: FloatArray) -> Measurements:
+    def _measured(self, cpu_load: FloatArray) -> Measurements:
         return self._own.take(cpu_load)

@@ -1,7 +1,7 @@
 """Run the real controller on virtual workers, step by step, under bulk-synchronous training.
 
-`SimulatedController` is what every simulated run does with its controller: what it is told, and
-when what it says holds. `Simulation` is a run in ``bsp``.
+`SimulatedController` connects a simulated run to its controller: it passes on measurements, and
+applies decisions. `Simulation` is a run in ``bsp``.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from evenstride.sim.scenario.timeline import Timeline
 
 
 class SimulatedController:
-    """What every simulated run does with its controller, however its workers come together.
+    """The connection of every simulated run to its controller, in any mode.
 
-    A subclass lets time pass. It goes through the steps in order, begins each with `_turn`, and
-    calls `_exchange` after those that `_exchange_due` names. The seed is that of noise and random
-    events: the same one gives every policy the same.
+    A subclass advances time. It goes through the steps in order, begins each with `_turn`, and
+    calls `_exchange` after those that `_exchange_due` names. The seed determines noise and random
+    events: the same seed gives every policy the same ones.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class SimulatedController:
         self._present = self._timeline.group(step)
         workers = tuple(self._cluster.workers[k] for k in self._present)
         self._curves = self.curves_at(step)
-        happenings = self._happenings(step, told=False) if step else ()
+        happenings = self._happenings(step, notices=False) if step else ()
         self._tell(Membership.formed(0, tuple(worker.name for worker in workers)))
         batch = self._scenario.global_batch
         event = FleetFormed(self._formed, step, batch, workers, happenings)
@@ -84,17 +84,17 @@ class SimulatedController:
         self._obey(verdict)
         self._due = step + self._verdict.exchange_after
 
-    def _happenings(self, step: int, *, told: bool) -> tuple[Happening, ...]:
-        """Return the notices that come at a step and those that are withdrawn, or all else."""
+    def _happenings(self, step: int, *, notices: bool) -> tuple[Happening, ...]:
+        """Return the notices of a step and those withdrawn, or all other changes."""
         workers = self._cluster.workers
         return tuple(
             Happening(workers[k].name, change)
             for k, change in self._timeline.happenings(step)
-            if (change in (MembershipEvent.NOTICE, MembershipEvent.WITHDRAWN)) == told
+            if (change in (MembershipEvent.NOTICE, MembershipEvent.WITHDRAWN)) == notices
         )
 
     def _notify(self, step: int) -> None:
-        happenings = self._happenings(step, told=True)
+        happenings = self._happenings(step, notices=True)
         if not happenings:
             return
         self._tell(self._control.membership.after_all(happenings)[0])
@@ -107,7 +107,7 @@ class SimulatedController:
         return max(step + lag, self._pending[-1][0] if self._pending else 0)
 
     def _tell(self, membership: Membership) -> None:
-        """Let a policy that is to know it all know the curves of those who will serve."""
+        """Pass the curves of the workers that will serve to a policy with a ``tell`` method."""
         tell = getattr(self._policy, "tell", None)
         if tell is not None:
             serving = membership.serving
@@ -115,7 +115,7 @@ class SimulatedController:
             tell(self._curves if whole else self._curves.of(np.array(serving)))
 
     def curves_at(self, step: int) -> TrueTimes:
-        """Return the true times of the workers that are there in a step."""
+        """Return the true times of the workers that take part in a step."""
         return self._cluster.usual.at_speed(self._timeline.speed(step)).of(self._present)
 
     def _take_effect(self, step: int) -> None:
@@ -125,10 +125,10 @@ class SimulatedController:
             self._moved(step, before, reason)
 
     def _moved(self, step: int, before: IntArray, reason: str) -> None:
-        """Take note that other shares are in force; there are none before a fleet's first."""
+        """Record that other shares apply; ``before`` is empty for a fleet's first shares."""
 
     def _mean_s(self, shares: IntArray) -> FloatArray:
-        """Return the workers' true mean times; a share of 0 is a ghost, and takes one sample."""
+        """Return the workers' true mean times; a share of 0 takes one ghost sample."""
         return self._curves.at(np.maximum(shares, 1))
 
     def _exchange_due(self, step: int) -> bool:
@@ -139,7 +139,7 @@ class SimulatedController:
 
     def _exchange(self, step: int) -> None:
         asked = self._scenario.exchange
-        # The first exchange is a cold one for every policy, so that all pay the same for it.
+        # The first exchange is cold for every policy, so that all have the same cost.
         lag = asked.lag
         if asked.cold_lag is not None and (self._cold or self._verdict.opening):
             lag = asked.cold_lag
@@ -148,7 +148,7 @@ class SimulatedController:
         self._tell(self._control.membership)
         load = self._timeline.load(step)[self._present]
         epoch = self._scenario.epoch_of(step + 1)
-        event = Exchanged(step + 1, effective, self._told(load), epoch=epoch)
+        event = Exchanged(step + 1, effective, self._measured(load), epoch=epoch)
         started_s = time.perf_counter()
         self._control, verdict = advance(self._control, event)
         self._took(time.perf_counter() - started_s)
@@ -156,7 +156,7 @@ class SimulatedController:
         self._due = step + 1 + self._verdict.exchange_after
 
     def _took(self, decide_s: float) -> None:
-        """Take note of how long a decision took to work out."""
+        """Record the time that a decision took to compute."""
 
     def _obey(self, verdict: Verdict) -> None:
         self._verdict = verdict
@@ -167,18 +167,18 @@ class SimulatedController:
             self._expect(Expect(verdict.expected_s, verdict.band))
 
     def _forget(self, workers: int) -> None:
-        """Begin to measure workers, of whom nothing is expected."""
+        """Begin to measure workers, without expected times."""
         self._bands = Bands(workers)
         self._notes = Notes(workers)
 
     def _note(self, step: int, shares: IntArray, busy_s: FloatArray, wait_s: FloatArray) -> None:
-        """Keep a step of all workers for the next exchange, which it may ask for."""
+        """Record a step of all workers for the next exchange, and schedule that if requested."""
         self._notes.add(step, shares, busy_s, wait_s)
         asked = self._bands.step(shares, busy_s)
         if asked.any():
             self._due = step + 1
 
-    def _told(self, cpu_load: FloatArray) -> Measurements:
+    def _measured(self, cpu_load: FloatArray) -> Measurements:
         return self._notes.take(self._bands.broke, cpu_load)
 
     def _expect(self, expect: Expect) -> None:
@@ -189,22 +189,22 @@ class SimulatedController:
 class Decided:
     """One change of the split."""
 
-    step: int  # at which it took effect
-    gain: float  # true part of the step that it saved, noise-free; below 0 if it was a mistake
-    reason: str  # the policy's own
+    step: int  # step at which it took effect
+    gain: float  # true fraction of the step that it saved, noise-free; below 0 for a mistake
+    reason: str  # the policy's reason
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SimulatedSteps:
-    """What a simulated run did, step by step."""
+    """The record of a simulated run, step by step."""
 
     mean_s: FloatArray  # noise-free time of each step
     real_s: FloatArray  # its time with noise
-    shares: IntArray  # the split in force at each step, as an index into `splits`
-    # All there were, over all workers there ever are (0 for the absent)
+    shares: IntArray  # the split of each step, as an index into `splits`
+    # All splits, over all workers of the scenario (0 for absent ones)
     splits: list[IntArray] = field(default_factory=list)
     decisions: list[Decided] = field(default_factory=list)  # changes of the split
-    decide_s: list[float] = field(default_factory=list)  # what each decision took to compute
+    decide_s: list[float] = field(default_factory=list)  # computing time of each decision
 
 
 class Simulation(SimulatedController):
@@ -219,9 +219,9 @@ class Simulation(SimulatedController):
     ) -> None:
         if scenario.sync != str(AllReduce()):
             raise ConfigError(
-                f"{scenario.name} asks for sync {scenario.sync}, and steps are compared in bsp "
-                "only; leave sync out of the scenario, or use evenstride simulate, which tells "
-                "the time and the staleness of any mode"
+                f"{scenario.name} has sync {scenario.sync}, but steps can be compared only in bsp; "
+                "leave sync out of the scenario, or use evenstride simulate, which reports the "
+                "time and the staleness of any mode"
             )
         steps = scenario.steps
         index = np.zeros(steps, dtype=np.int64)
@@ -242,9 +242,9 @@ class Simulation(SimulatedController):
         track, after = self.track, self._shares
         if len(before):
             track.decisions.append(Decided(step, self._gain(before, after), reason))
-        everyone = np.zeros(self._timeline.size, dtype=np.int64)
-        everyone[self._present] = after
-        track.splits.append(everyone)
+        of_all = np.zeros(self._timeline.size, dtype=np.int64)
+        of_all[self._present] = after
+        track.splits.append(of_all)
 
     def _gain(self, before: IntArray, after: IntArray) -> float:
         communication_s = self._scenario.communication.step_s(len(after))

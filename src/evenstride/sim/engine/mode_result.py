@@ -1,4 +1,4 @@
-"""What a simulated run in one mode of synchronisation came to, and a record of its events."""
+"""The result of a simulated run in one synchronisation mode, and a record of its events."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from evenstride.core.sync_modes.async_schedule import Piece, Staleness
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """A worker was allowed to begin an update; its weights may still be on their way."""
+    """A worker was allowed to begin an update; its weights may not have arrived yet."""
 
     worker: int
     at_s: float
@@ -19,18 +19,18 @@ class Begun:
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """What a worker did became part of the model."""
+    """A worker's work became part of the model."""
 
     worker: int
-    at_s: float  # when it was applied; who takes part in all updates hears of it later
+    at_s: float  # time at which it was applied; the workers learn of it later
     epoch: int  # counted from 0
-    positions: Piece  # of the epoch that it trained
+    positions: Piece  # trained positions of the epoch
     staleness: int  # of the update
 
 
 @dataclass(frozen=True, slots=True)
 class Gone:
-    """A worker is not there any more; what it had in hand is given out again."""
+    """A worker left or was lost; its unfinished samples are assigned again."""
 
     worker: int
     at_s: float
@@ -41,37 +41,37 @@ Entry = Begun | Applied | Gone
 
 @dataclass(frozen=True, slots=True)
 class WorkerOutcome:
-    """What one worker did."""
+    """The work of one worker."""
 
     name: str
-    updates: int  # that it made, or in lockstep its steps; what was lost does not count
-    samples: int  # that it trained in them
-    busy_s: float  # seconds at its own work, as the controller was told
-    wait_s: float  # seconds for which it was there besides
-    staleness: Staleness  # of its updates; in lockstep of all
+    updates: int  # number of its updates, or of its steps in lockstep; lost ones do not count.
+    samples: int  # number of samples trained in them.
+    busy_s: float  # busy time in seconds, as reported to the controller.
+    wait_s: float  # the rest of the time during which it took part.
+    staleness: Staleness  # of its updates; in lockstep of all.
 
     @property
     def period_s(self) -> float:
-        """Mean seconds from one of its updates to the next; 0 if it made none."""
+        """Mean seconds from one of its updates to the next; 0 without updates."""
         return (self.busy_s + self.wait_s) / self.updates if self.updates else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class ModeResult:
-    """What a run came to."""
+    """The result of a run."""
 
     sync: str
     time_s: float  # simulated seconds until all samples are trained and all have the weights
     updates: int  # of the model
-    epochs: int  # that were trained
+    epochs: int  # number of trained epochs
     samples: int  # trained, each once per epoch
     staleness: Staleness  # of the updates
-    moves: int  # changes of the split
-    workers: tuple[WorkerOutcome, ...]  # all there ever were
+    moves: int  # number of changes of the split
+    workers: tuple[WorkerOutcome, ...]  # all workers of the scenario
 
     @property
     def waiting(self) -> float:
-        """The part of the workers' time in which they waited, from 0 to 1."""
+        """The fraction of the workers' time in which they waited, from 0 to 1."""
         wait_s = sum(worker.wait_s for worker in self.workers)
         there_s = wait_s + sum(worker.busy_s for worker in self.workers)
         return wait_s / there_s if there_s else 0.0
@@ -103,20 +103,20 @@ class ModeResult:
 
 @dataclass(slots=True)
 class Account:
-    """What one worker has done so far."""
+    """The totals of one worker so far."""
 
-    since_s: float | None = None  # when it came; ``None`` while it is not there
-    there_s: float = 0.0  # seconds for which it was there before
-    busy_s: float = 0.0  # seconds at its own work
-    updates: int = 0  # that it made
-    samples: int = 0  # that it trained
+    since_s: float | None = None  # time at which it joined; ``None`` while it is absent
+    there_s: float = 0.0  # seconds of its earlier presence
+    busy_s: float = 0.0  # busy time in seconds
+    updates: int = 0  # number of its updates
+    samples: int = 0  # number of its trained samples
     staleness: Staleness = field(default_factory=Staleness)  # of its updates
 
     def comes(self, at_s: float) -> None:
         self.since_s = at_s
 
     def goes(self, at_s: float) -> None:
-        """Stop counting the time for which it is there; nothing if it is not."""
+        """Stop counting its presence; does nothing if it is absent."""
         if self.since_s is not None:
             self.there_s += at_s - self.since_s
             self.since_s = None
@@ -135,7 +135,7 @@ class Account:
 
 
 class RunTotals:
-    """What a run has come to so far; ``record`` takes what happens, in order, if it is there."""
+    """The totals of a run so far; ``record``, if given, receives the events in order."""
 
     def __init__(self, workers: int, record: list[Entry] | None) -> None:
         self.accounts = [Account() for _ in range(workers)]
@@ -148,7 +148,7 @@ class RunTotals:
             self._record.append(entry)
 
     def moved(self, before: Sized) -> None:
-        """Count a change of the shares; the first ones of a fleet are none."""
+        """Count a change of the shares; a fleet's first shares do not count."""
         self._moves += len(before) > 0
 
     def update(self, staleness: int) -> None:

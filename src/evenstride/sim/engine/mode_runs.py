@@ -1,10 +1,10 @@
-"""A scenario in any mode of synchronisation, in simulated time, with the controller that trains.
+"""A scenario in any synchronisation mode, in simulated time, with the controller of real runs.
 
-`AsyncRun` has the workers at their own pace. Here are those that keep step: ``bsp``, ``bsp-ps``,
-``local-sgd``, ``delayed``. As in `Simulation` there is one step after the other; but workers may
-begin a step at different times, and what a step did may become part of the model later. A change
-of the fleet and the end of an epoch bring all together first. Who is lost leaves the others what it
-had not brought in: its samples of the epoch are trained again.
+`AsyncRun` has the modes without lockstep. This module has those with lockstep: ``bsp``, ``bsp-ps``,
+``local-sgd``, ``delayed``. As in `Simulation`, steps follow one another. But workers may begin a
+step at different times, and a step may become part of the model later. A change of the fleet and
+the end of an epoch synchronise all workers first. The unapplied samples of a lost worker are
+trained again by the others.
 """
 
 from __future__ import annotations
@@ -41,28 +41,28 @@ from evenstride.sim.scenario.timeline import Timeline
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Met:
-    """What comes of a step."""
+    """The result of a step."""
 
-    begin_s: FloatArray  # when each worker may begin the next one, ``(W,)``
-    # How many are part of the model now that were not before, the oldest first
+    begin_s: FloatArray  # time at which each worker may begin the next one, ``(W,)``
+    # Number of steps that became part of the model with it, the oldest first
     steps: int = 0
-    staleness: tuple[int, ...] = ()  # of each update of the model by which they became so
+    staleness: tuple[int, ...] = ()  # of each update of the model that applied them
 
 
 class SyncRound(Protocol):
-    """What happens between the workers' steps; all times are absolute, in seconds."""
+    """The synchronisation between the workers' steps; all times are absolute, in seconds."""
 
     def after(self, step: int, done_s: FloatArray) -> Met:
-        """Return what comes of a step that each worker has computed by ``done_s``, ``(W,)``."""
+        """Return the result of a step that each worker has computed by ``done_s``, ``(W,)``."""
         ...
 
     def gather(self, done_s: FloatArray) -> Met:
-        """Bring together all who are there, with all that is not part of the model yet."""
+        """Synchronise all workers, with all work that is not part of the model yet."""
         ...
 
 
 class AllTogether:
-    """All wait for the slowest, then for an all-reduce: ``bsp``."""
+    """All workers wait for the slowest, then for an all-reduce: ``bsp``."""
 
     def __init__(self, links: Communication) -> None:
         self._links = links
@@ -76,7 +76,7 @@ class AllTogether:
 
 
 class AtServers:
-    """Who is done pushes; servers update when all have, and send the weights: ``bsp-ps``."""
+    """Workers push; servers update when all have pushed, and send the weights: ``bsp-ps``."""
 
     def __init__(self, links: Communication, servers: int) -> None:
         self._queues = Queues(links.served_by(servers))
@@ -97,9 +97,9 @@ class AtServers:
 
 
 class Averages:
-    """Workers train by themselves, and average their weights from time to time: ``local-sgd``.
+    """Workers train on their own, and average their weights from time to time: ``local-sgd``.
 
-    There are ``every`` steps from one average to the next, and ``after`` steps of ``bsp`` first.
+    There are ``every`` steps between two averages, and ``after`` steps of ``bsp`` first.
     """
 
     def __init__(self, links: Communication, every: int, after: int) -> None:
@@ -120,12 +120,12 @@ class Averages:
 
 
 class Behind:
-    """A step's all-reduce runs beside the next step, at whose end it is applied: ``delayed``."""
+    """A step's all-reduce runs during the next step, at whose end it is applied: ``delayed``."""
 
     def __init__(self, links: Communication) -> None:
         self._links = links
         self._under_way: deque[tuple[float, int]] = deque()  # ends and staleness, not applied yet
-        self._free_s = -inf  # when the links are free again
+        self._free_s = -inf  # time from which the links are free
 
     def after(self, step: int, done_s: FloatArray) -> Met:
         del step
@@ -136,7 +136,7 @@ class Behind:
         return Met(done_s) if alone else self._applied(done_s, 1)
 
     def gather(self, done_s: FloatArray) -> Met:
-        """Return what comes of it when all wait for what is under way."""
+        """Return the result when all wait for the pending all-reduces."""
         if not self._under_way:
             return Met(done_s)
         met = self._applied(done_s, len(self._under_way))
@@ -149,7 +149,7 @@ class Behind:
 
 
 def meeting(mode: SyncMode, links: Communication) -> SyncRound:
-    """Return how workers meet in a mode in which they keep step."""
+    """Return the synchronisation of a mode with lockstep."""
     match mode:
         case ParameterServerMode():
             return AtServers(links, mode.servers)
@@ -161,12 +161,12 @@ def meeting(mode: SyncMode, links: Communication) -> SyncRound:
 
 
 def _reduced(links: Communication, done_s: FloatArray) -> FloatArray:
-    """Return when all have the result of an all-reduce that all take part in when done."""
+    """Return when all have the result of an all-reduce that each joins when it is done."""
     return np.full_like(done_s, float(done_s.max()) + links.step_s(len(done_s)))
 
 
 class Rounds(SimulatedController):
-    """One run of one policy in a scenario, in a mode in which workers keep step.
+    """One run of one policy in a scenario, in a mode with lockstep.
 
     Takes ``O(W^2)`` per step: 40 ms with 1,000 workers.
     """
@@ -182,10 +182,10 @@ class Rounds(SimulatedController):
     ) -> None:
         self._mode, self._tally = mode, RunTotals(scenario.size, record)
         self._meeting = meeting(mode, scenario.communication)
-        self._handling_s = np.zeros(scenario.size)  # by parameter servers alone
+        self._handling_s = np.zeros(scenario.size)  # only with parameter servers
         self._begin_s = np.zeros(scenario.size)
         self._handout = WorkQueue.of(0, scenario.size)
-        self._open: deque[dict[int, Piece]] = deque()  # of each step not applied, who trained what
+        self._open: deque[dict[int, Piece]] = deque()  # pieces by worker of each unapplied step
         self._epoch = self._step = 0
         super().__init__(scenario, policy, seed, timeline)
         if isinstance(mode, ParameterServerMode):
@@ -236,7 +236,7 @@ class Rounds(SimulatedController):
         return given
 
     def _bring_in(self, met: Met) -> None:
-        """Let the oldest steps become part of the model."""
+        """Apply the oldest steps to the model."""
         self._begin_s[self._present] = met.begin_s
         at_s = float(met.begin_s.min())
         for number in range(met.steps):
@@ -248,7 +248,7 @@ class Rounds(SimulatedController):
             self._tally.update(staleness)
 
     def _come_together(self, step: int) -> None:
-        """Bring in all work before the fleet changes, but that of those who are lost."""
+        """Apply all work before the fleet changes, except that of lost workers."""
         lost = [
             k for k, change in self._timeline.happenings(step) if change is MembershipEvent.LOST
         ]
@@ -262,7 +262,7 @@ class Rounds(SimulatedController):
             self._bring_in(self._meeting.gather(self._begin_s[self._present]))
 
     def _begin(self, step: int) -> None:
-        """Form the fleet; who comes begins when those who stay are ready, and all others go."""
+        """Form the fleet; new workers begin when remaining ones are ready, all others leave."""
         super()._begin(step)
         here = self._present.tolist()
         stay = [k for k in here if self._tally.accounts[k].since_s is not None]
@@ -280,7 +280,7 @@ class Rounds(SimulatedController):
 
 @dataclass(frozen=True, slots=True)
 class SyncRow:
-    """What one policy came to in one scenario and mode under one seed."""
+    """The result of one policy in one scenario and mode under one seed."""
 
     scenario: str
     policy: str
@@ -309,8 +309,8 @@ def simulate_modes(
 ) -> Iterator[SyncRow]:
     """Simulate scenarios with their policies in every mode, and yield each run as it ends.
 
-    In order of scenario, mode, policy and seed, so that what is compared stands together. A
-    scenario's own mode counts where none is asked for.
+    In order of scenario, mode, policy and seed, so that comparable runs are adjacent. Without
+    requested modes, the scenario's own mode is used.
     """
     for scenario, policies in cases:
         timelines = {seed: Timeline(scenario, seed) for seed in seeds}
@@ -330,11 +330,11 @@ def simulate_sync(
     timeline: Timeline | None = None,
     record: list[Entry] | None = None,
 ) -> ModeResult:
-    """Return what becomes of a scenario's samples in a mode, its own if left out.
+    """Return the result of a scenario in a mode, by default its own.
 
     The samples are those of the scenario's ``steps``, in every mode. Events and decisions that
-    count steps count steps in lockstep; in ``asp`` and ``ssp``, global batches of samples trained.
-    A worker's n-th step has the same noise in every mode. ``record`` takes what happens, in order.
+    count steps count steps in lockstep; in ``asp`` and ``ssp``, global batches of trained samples.
+    A worker's n-th step has the same noise in every mode. ``record`` receives the events in order.
     """
     decides = policy_from_spec(policy) if isinstance(policy, str) else policy
     how = scenario.mode if mode is None else mode

@@ -1,6 +1,6 @@
-"""Virtual workers: their true time curves, the noise of their steps, and what they report.
+"""Virtual workers: their true time curves, the noise of their steps, and their reports.
 
-Workers that keep step report the same steps; the others report their own updates, each in its own
+Workers in lockstep report the same steps; others report their own updates, each with its own
 count. `Bands` is `ToleranceBand` for all workers at once.
 """
 
@@ -39,7 +39,7 @@ class TrueTimes:
         return np.maximum(self.floor_s, linear) / self.speed
 
     def capacity(self, deadline_s: float) -> IntArray:
-        """Return per worker the largest share that ends by the deadline (0 if none does)."""
+        """Return per worker the largest share that ends by the deadline (0 if no share does)."""
         plain = (deadline_s * self.speed - self.fixed_s) / self.per_sample_s
         below = np.minimum(plain, self.knee)
         bent = below + (plain - below) / self.beyond
@@ -56,7 +56,7 @@ class TrueTimes:
 
 
 class Cluster:
-    """All the workers that a scenario ever has."""
+    """All workers of a scenario."""
 
     def __init__(self, scenario: Scenario, seed: int) -> None:
         groups = [group for group in scenario.workers for _ in range(group.count)]
@@ -82,7 +82,7 @@ class Cluster:
         self._rng = np.random.default_rng([seed, 0])
 
     def next_noise(self) -> FloatArray:
-        """Return what lengthens the next step of each worker, there or not, ``(size,)``.
+        """Return the noise factors of the next step, for present and absent workers, ``(size,)``.
 
         Every call draws the same number of random values, so that all policies see the same.
         """
@@ -91,9 +91,9 @@ class Cluster:
         return np.asarray(np.exp(self._noise * normal) * np.where(spiked, self._spike_factor, 1.0))
 
     def new_share_s(self, workers: IntArray, shares: IntArray) -> FloatArray:
-        """Return the seconds that a step takes longer for shares that are new to workers.
+        """Return the additional seconds of a step for shares that are new to workers.
 
-        After that they are no longer new.
+        The shares then count as known.
         """
         added_s = self._new_share_s[workers]
         if added_s.any():
@@ -133,7 +133,7 @@ class Bands:
         self._slow_s = np.zeros(workers)
         self._asked = np.zeros(workers, dtype=np.bool_)
         self.broke: list[Mask] = []
-        """For each step since the bands were set, whose times began to leave theirs."""
+        """For each step since the bands were set, the workers whose times began to leave them."""
 
     def expect(self, expect: Expect, shares: Shares) -> None:
         self._share = as_array(shares)
@@ -142,7 +142,7 @@ class Bands:
         self.broke.clear()
 
     def step(self, shares: IntArray, busy_s: npt.NDArray[np.float64]) -> Mask:
-        """Judge a step; return who asks for an exchange because of it."""
+        """Check a step; return the workers that request an exchange because of it."""
         judged = ~self._asked & (self._expected_s > 0) & (shares == self._share)
         fast = judged & (busy_s < self._expected_s * (1 - self._part))
         slow = judged & (busy_s > self._expected_s * (1 + self._part))
@@ -155,7 +155,7 @@ class Bands:
 
 
 class OwnNotes:
-    """Keeps the updates of ``W`` workers until the leader asks for them, and who asks for it."""
+    """Keeps the updates of ``W`` workers until the next exchange, and finds requests for one."""
 
     def __init__(self, workers: int) -> None:
         self._made = [0] * workers
@@ -169,7 +169,7 @@ class OwnNotes:
         ]
 
     def add(self, worker: int, share: int, busy_s: float, wait_s: float) -> bool:
-        """Keep an update; return whether the worker asks for an exchange because of it."""
+        """Keep an update; return whether the worker requests an exchange because of it."""
         before = self._bands[worker]
         after = self._bands[worker] = before.step(share, busy_s)
         seen, step = self._seen[worker], self._made[worker]
@@ -183,18 +183,18 @@ class OwnNotes:
         return after.asked and not before.asked
 
     def take(self, cpu_load: FloatArray) -> Measurements:
-        """Return all updates as observations, with the machines' loads by now, and forget them."""
-        told = Measurements.of(
+        """Return all updates as observations, with the current loads of machines; forget them."""
+        measured = Measurements.of(
             replace(seen, cpu_load=float(cpu_load[worker]))
             for worker, all_seen in enumerate(self._seen)
             for seen in all_seen
         )
         self._seen = [[] for _ in self._seen]
-        return told
+        return measured
 
 
 class Notes:
-    """Keeps the steps of ``W`` workers until the leader asks for them."""
+    """Keeps the steps of ``W`` workers until the next exchange."""
 
     def __init__(self, workers: int) -> None:
         self._workers = workers
@@ -215,8 +215,8 @@ class Notes:
     ) -> Measurements:
         """Return all steps as observations, and forget them.
 
-        ``breaks`` says for each of the latest steps for which workers it begins an observation;
-        ``cpu_load`` is of each worker's machine by now, ``(W,)``.
+        ``breaks`` says for each of the latest steps for which workers it begins an observation.
+        ``cpu_load`` is the current load of each worker's machine, ``(W,)``.
         """
         shares, busy_s = np.array(self._shares).T, np.array(self._busy_s).T  # (W, steps)
         workers, steps = shares.shape

@@ -1,4 +1,4 @@
-"""A simulated cluster and what befalls it, as a YAML file describes it.
+"""A simulated cluster and its events, as described by a YAML file.
 
-Start with `scenario_model`; `scenario_file` reads one and names what is wrong with it.
+Start with `scenario_model`; `scenario_file` reads a file and reports errors in it.
 """

@@ -1,9 +1,9 @@
-"""Recordings of real machines: when spot machines were there, and how busy others were.
+"""Recordings of real machines: the presence of spot machines, and the load of others.
 
-A recording of spot machines says how many were up at each tick. Which of several it is that goes is
-not recorded; a rule decides (`machines`). What training on them would have taken:
-`benchmarks/spot_replay.py`. Files lie in the folder that EVENSTRIDE_DATA names, without it in
-``../shared/data``.
+A recording of spot machines has the number of machines that were up at each tick. It does not say
+which machine was preempted; a rule decides (`machines`). `benchmarks/spot_replay.py` computes how
+long training on them would have taken. The files are in the folder that EVENSTRIDE_DATA names, by
+default in ``../shared/data``.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ _DAMAGED = (
     ValueError,
     zlib.error,
 )
-"""What comes of a file that is cut, garbled, or something else altogether."""
+"""Exceptions from a file that is truncated, damaged, or of another kind."""
 
 MOST_UP = 10_000
-"""Machines of a recording that are up at once, at most: each has its own slot at every tick."""
+"""Largest number of machines of a recording at once; each has its own slot at every tick."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SpotTrace:
-    """How many machines were up."""
+    """The number of machines that were up."""
 
-    name: str  # as recorded; what is before the last slash is the group
+    name: str  # as recorded; the text before the last slash is the group
     gap_s: float  # seconds from one tick to the next
     up: IntArray  # machines at each tick, int64 ``(ticks,)``
 
@@ -57,7 +57,7 @@ class SpotTrace:
         return self.name.rpartition("/")[0]
 
     def part(self, first: float, last: float) -> SpotTrace:
-        """Return what lies between two parts of the recording, each 0 to 1."""
+        """Return the ticks between two fractions of the recording, each 0 to 1."""
         ticks = slice(round(first * len(self.up)), round(last * len(self.up)))
         return SpotTrace(self.name, self.gap_s, self.up[ticks])
 
@@ -76,10 +76,10 @@ def load_spot_traces() -> tuple[SpotTrace, ...]:
         return tuple(_sound(name, recorded[name]) for name in sorted(recorded))
     except (FileNotFoundError, NotADirectoryError):
         folder = "the folder that holds traces/spot-traces.json.gz"
-        problem = f"are not at {path}: set EVENSTRIDE_DATA to {folder}"
+        problem = f"are missing at {path}: set EVENSTRIDE_DATA to {folder}"
     except _DAMAGED as error:
-        why = getattr(error, "strerror", None) or "they are damaged, or no traces of machines"
-        problem = f"at {path} cannot be read ({why}); fetch them anew"
+        why = getattr(error, "strerror", None) or "damaged, or not a recording of machines"
+        problem = f"at {path} cannot be read ({why}); download them again"
     raise ScenarioError(f"the spot traces {problem}")
 
 
@@ -87,12 +87,12 @@ def _sound(name: str, recorded: Any) -> SpotTrace:
     gap_s, up = float(recorded["metadata"]["gap_seconds"]), np.array(recorded["data"])
     sound = up.ndim == 1 and up.size and up.dtype.kind == "i" and up.min() >= 0
     if not (sound and 0.0 < gap_s < inf):
-        raise ValueError("these are no counts of machines")
+        raise ValueError("the values are not numbers of machines")
     return SpotTrace(name, gap_s, up.astype(np.int64))
 
 
 def spot_traces(name: str) -> tuple[SpotTrace, ...]:
-    """Return the recordings whose name begins or ends with some text."""
+    """Return the recordings whose name begins or ends with a text."""
     traces = load_spot_traces()
     found = tuple(t for t in traces if t.name.startswith(name) or t.name.endswith(name))
     if not found:
@@ -105,19 +105,19 @@ def spot_traces(name: str) -> tuple[SpotTrace, ...]:
 class Machines:
     """The machines of a recording, one after another in some slots."""
 
-    gap_s: float  # seconds from one tick to the next
-    slot: IntArray  # where each machine was, int64 ``(n,)``
-    came: IntArray  # the tick at which it was up first, ``(n,)``
-    gone: IntArray  # the one at which it was no longer, or the number of ticks, ``(n,)``
-    # The machine in each slot at each tick, ``(ticks, slots)``; -1 where there is none
+    gap_s: float  # seconds from one tick to the next.
+    slot: IntArray  # slot of each machine, int64 ``(n,)``.
+    came: IntArray  # first tick at which it was up, ``(n,)``.
+    gone: IntArray  # first tick at which it was down again, or the number of ticks, ``(n,)``.
+    # The machine in each slot at each tick, ``(ticks, slots)``; -1 for an empty slot.
     who: IntArray
 
     def lives(self) -> Lives:
-        """Return how long they lived, counted from the first tick they were seen at.
+        """Return the lifetimes, counted from the first tick of each machine.
 
-        Those who were there from the first tick on are left out, as their age is not known. Who was
-        seen ``n`` times was lost between ``n - 1`` and ``n`` gaps of age. Raises a `ConfigError` if
-        nobody is left.
+        Machines that were up at the first tick are left out, because their age is not known. A
+        machine that was up at ``n`` ticks was lost at an age between ``n - 1`` and ``n`` gaps.
+        Raises a `ConfigError` if no machine is left.
         """
         fresh = self.came > 0
         seen, lost = (self.gone - self.came)[fresh], self.gone[fresh] < len(self.who)
@@ -125,7 +125,7 @@ class Machines:
         return Lives(ages_s, lost, self.gap_s)
 
     def events(self) -> tuple[tuple[float, int, bool], ...]:
-        """Return (time in seconds, machine, whether it came) of all changes after the start."""
+        """Return (time in seconds, machine, whether it came up) of all changes after the start."""
         ends = np.flatnonzero(self.gone < len(self.who))
         new = np.flatnonzero(self.came > 0)
         went = [(float(self.gone[n]) * self.gap_s, int(n), False) for n in ends]
@@ -135,17 +135,17 @@ class Machines:
 def machines(
     traces: Sequence[SpotTrace], leaves: Literal["oldest", "youngest"] = "oldest"
 ) -> Machines:
-    """Return the machines of recordings that were made together, side by side."""
+    """Return the machines of simultaneous recordings, side by side."""
     for trace in traces:
         if trace.up.max(initial=0) > MOST_UP:
             raise ScenarioError(
-                f"{trace.name} has {trace.up.max():,} machines up at once, and {MOST_UP:,} is the "
-                "most; record those of one type in one place"
+                f"{trace.name} has {trace.up.max():,} machines up at once, but the limit is "
+                f"{MOST_UP:,}; record those of one type in one place"
             )
     gaps = sorted({trace.gap_s for trace in traces})
     if len(gaps) != 1:
-        told = " and ".join(f"{gap:g} s" for gap in gaps) or "no recording at all"
-        raise ScenarioError(f"machines come from recordings of one gap, not of {told}; choose some")
+        given = " and ".join(f"{gap:g} s" for gap in gaps) or "no recording at all"
+        raise ScenarioError(f"recordings must have the same gap, but have {given}; choose some")
     ticks = min(len(trace.up) for trace in traces)
     lives: list[tuple[int, int, int]] = []
     slots = 0
@@ -187,19 +187,19 @@ def load_recording(day: str) -> FloatArray:
         return _percentages(path, f"cpu_{day}")
     except (FileNotFoundError, NotADirectoryError):
         folder = "the folder that holds traces/planetlab-cpu.npz"
-        problem = f"is not at {path}: set EVENSTRIDE_DATA to {folder}"
+        problem = f"is missing at {path}: set EVENSTRIDE_DATA to {folder}"
     except KeyError:
-        problem = f"at {path} lacks the day {day}; fetch it anew"
+        problem = f"at {path} lacks the day {day}; download it again"
     except _DAMAGED as error:
-        why = getattr(error, "strerror", None) or "it is damaged, or no .npz file of percentages"
-        problem = f"at {path} cannot be read ({why}); fetch it anew"
-    raise ScenarioError(f"the CPU-load recording {problem}, or leave the replay event out")
+        why = getattr(error, "strerror", None) or "damaged, or not a .npz file of percentages"
+        problem = f"at {path} cannot be read ({why}); download it again"
+    raise ScenarioError(f"the CPU-load recording {problem}, or omit the replay event")
 
 
 def _percentages(path: Path, name: str) -> FloatArray:
-    # numpy leaves a damaged file open that it has opened itself.
+    # If numpy opens a damaged file itself, it leaves the file open.
     with path.open("rb") as raw, np.load(raw) as file:
         used = np.asarray(file[name], dtype=np.float64)
     if used.ndim != 2 or not (used.size and used.min() >= 0 and used.max() <= 100):
-        raise ValueError("these are no percentages")
+        raise ValueError("the values are not percentages")
     return used

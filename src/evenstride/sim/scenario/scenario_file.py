@@ -1,4 +1,4 @@
-"""Read a scenario file, and say exactly what is wrong with one, where, and what is allowed.
+"""Read a scenario file, and report each error with its place and the valid values.
 
 YAML is read with the line of every value, without the surprises of YAML 1.1 and without bombs.
 """
@@ -30,14 +30,14 @@ from evenstride.sim.scenario.scenario_model import (
 )
 
 DEEPEST = 10
-"""Lists and fields that may be within each other; in a scenario there are four at most."""
+"""Largest depth of nested lists and fields; a scenario has at most four."""
 
 MOST_REPEATED = 100_000
-"""Values that ``*`` and ``<<`` may repeat; a few lines could stand for billions."""
+"""Largest number of values that ``*`` and ``<<`` may repeat; a few lines could mean billions."""
 
-_TOO_DEEP = f"it is nested too deep (allowed: lists and fields up to {DEEPEST} deep)"
+_TOO_DEEP = f"it is nested too deeply (allowed: lists and fields up to {DEEPEST} deep)"
 
-_EXACT = 2**53  # below it, every whole number has a float of its own
+_EXACT = 2**53  # below it, every integer has its own float
 
 _TAG = "tag:yaml.org,2002:"
 _LONGEST_NAME = 200
@@ -47,7 +47,7 @@ _WRITTEN = "written "
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # the stubs of yaml are not required
-    """Numbers are as in YAML 1.2: ``1e-3`` is one, ``1:30`` and ``yes`` are not.
+    """Numbers are as in YAML 1.2: ``1e-3`` is a number, ``1:30`` and ``yes`` are not.
 
     No field of a scenario is true or false, so these words are texts, and not 1 or 0.
     """
@@ -55,7 +55,7 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # the stubs of yaml are n
     yaml_implicit_resolvers: ClassVar[dict[str, list[tuple[str, re.Pattern[str]]]]] = {}
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node:
-        """Return the next node; a tag that is written is told from one that is resolved."""
+        """Return the next node; marks explicit tags to distinguish them from resolved ones."""
         written = getattr(self.peek_event(), "tag", None)
         node: yaml.Node = super().compose_node(parent, index)
         if written is not None:
@@ -75,7 +75,7 @@ for _tag, _pattern, _first in (
 
 
 def said(source: str, line: int | None, place: Place, problem: str) -> str:
-    """Return a complaint about a field: file, line if it is known, field, problem."""
+    """Return an error message about a field: file, line if known, field, problem."""
     field = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in place).lstrip(".")
     where = source if line is None else f"{source}:{line}"
     return f"{where}: {field + ': ' if field else ''}{problem}"
@@ -83,11 +83,11 @@ def said(source: str, line: int | None, place: Place, problem: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """What a file holds."""
+    """The content of a file."""
 
-    source: str  # its path, or what else is shown for it
+    source: str  # its path, or another name for display
     plain: dict[str, Any]  # its values
-    lines: dict[Place, int]  # where they are; empty if they come from no file
+    lines: dict[Place, int]  # their lines; empty if they come from no file
 
     def said(self, place: Place, problem: str) -> str:
         known = [self.lines[place[:n]] for n in range(len(place) + 1) if place[:n] in self.lines]
@@ -101,12 +101,12 @@ def read_yaml(path: Path) -> Parsed:
         loader = _Loader(text)
         node = loader.get_single_node()
     except OSError as error:
-        raise ScenarioError(f"{path} cannot be read: {error.strerror}") from None
+        raise ScenarioError(f"cannot read {path}: {error.strerror}") from None
     except UnicodeDecodeError:
-        raise ScenarioError(f"{path} cannot be read: it is not UTF-8 text") from None
+        raise ScenarioError(f"cannot read {path}: it is not UTF-8 text") from None
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
-        problem = f"the character U+{error.character:04X} is in it (allowed: printable ones)"
+        problem = f"it contains the character U+{error.character:04X} (allowed: printable ones)"
         raise ScenarioError(said(str(path), line, (), problem)) from None
     except yaml.MarkedYAMLError as error:
         problem = _in_plain_words(error)
@@ -114,10 +114,10 @@ def read_yaml(path: Path) -> Parsed:
     except RecursionError:
         raise ScenarioError(said(str(path), loader.line + 1, (), _TOO_DEEP)) from None
     except (ValueError, OverflowError):
-        problem = "an escape stands for no character"
+        problem = "an escape sequence is invalid"
         raise ScenarioError(said(str(path), loader.line + 1, (), problem)) from None
     if not isinstance(node, yaml.MappingNode):
-        problem = "a scenario is a list of names and values (name, global_batch, workers, ...)"
+        problem = "a scenario consists of names and values (name, global_batch, workers, ...)"
         raise ScenarioError(
             said(str(path), 1, (), f"the file is empty; {problem}" if node is None else problem)
         )
@@ -126,7 +126,7 @@ def read_yaml(path: Path) -> Parsed:
 
 
 def _in_plain_words(error: yaml.MarkedYAMLError) -> str:
-    """Return what is wrong with the YAML, and what to look at where it is often that."""
+    """Return the YAML error, with a hint at its usual cause."""
     problem = str(error.problem)
     if "'\\t'" in problem:
         return f"{problem}: indent with spaces, not tabs"
@@ -140,9 +140,9 @@ def _in_plain_words(error: yaml.MarkedYAMLError) -> str:
 
 
 class _Values:
-    """Turns nodes into values, and notes the line of each.
+    """Turns nodes into values, and records the line of each.
 
-    What is repeated by an alias is read again wherever it is, so that every place has its line.
+    A value repeated by an alias is read again at each place, so that every place has its line.
     """
 
     def __init__(self, loader: _Loader, source: str) -> None:
@@ -155,7 +155,7 @@ class _Values:
     def of(self, node: yaml.Node, place: Place, line: int) -> Any:
         self.lines[place] = line
         self._check_size(node, place)
-        # What a value is can be told from how it is written; a tag could only contradict that.
+        # The type of a value follows from its notation; a tag could only contradict that.
         if node.tag.startswith(_WRITTEN):
             tag = node.tag.removeprefix(_WRITTEN).replace(_TAG, "!!")
             self._refuse(
@@ -186,20 +186,20 @@ class _Values:
                 continue
             for source in value.value if isinstance(value, yaml.SequenceNode) else [value]:
                 if not isinstance(source, yaml.MappingNode) or depth == DEEPEST:
-                    self._refuse(key, place, "<< merges what has no fields, or merges too deep")
+                    self._refuse(key, place, "<< merges a value without fields, or too deeply")
                 self._check_size(source, place)
-                # Of two that are merged the first counts.
+                # The first of two merged sources takes precedence.
                 merged = {**self._fields(source, place, depth + 1), **merged}
         return {**merged, **{n: field for n, field in own.items() if field[0].tag != _MERGE}}
 
     def _check_name(self, key: yaml.Node, place: Place) -> None:
         if not isinstance(key, yaml.ScalarNode):
-            self._refuse(key, place, "what stands before a colon is a list, and no name of a field")
+            self._refuse(key, place, "the text before a colon is a list, not the name of a field")
         short = key.value.isprintable() and len(key.value) <= _LONGEST_NAME
         if not short or key.tag not in {_TEXT, _MERGE}:
-            # In braces a comma ends the value, so what follows is taken for the next name.
+            # In braces a comma ends the value, so the text after it becomes the next name.
             allowed = "allowed: a short text; numbers have no thousands separators"
-            self._refuse(key, place, f"{shown(key.value)} is no name of a field ({allowed})")
+            self._refuse(key, place, f"{shown(key.value)} is not a field name ({allowed})")
 
     def _check_size(self, node: yaml.Node, place: Place) -> None:
         if len(place) > DEEPEST:
@@ -218,9 +218,9 @@ class _Values:
     def _scalar(self, node: yaml.Node) -> Any:
         try:
             value = self._loader.construct_object(node)
-        except ValueError:  # more digits than Python reads: as good as infinite
+        except ValueError:  # too many digits for Python: treated as infinite
             return float(node.value.replace("_", ""))
-        # 1e3 is as good a whole number as 1000.
+        # 1e3 is as valid an integer as 1000.
         whole = isinstance(value, float) and value.is_integer() and abs(value) < _EXACT
         return int(value) if whole else value
 
@@ -231,7 +231,7 @@ def _line(node: yaml.Node) -> int:
 
 
 MOST = 10
-"""Complaints that are told at once."""
+"""Largest number of errors to report at once."""
 
 
 def _complaints(error: ValidationError, parsed: Parsed) -> Iterator[str]:
@@ -253,10 +253,10 @@ def _complaint(problem: ErrorDetails) -> str:
         case "extra_forbidden":
             given = str(problem["loc"][-1]).lower()
             meant = get_close_matches(given, _field_names(), n=1)
-            return "there is no such field" + (f"; did you mean {meant[0]}?" if meant else "")
-        case "union_tag_invalid":  # pydantic's message would hold all of it, however large
+            return "unknown field" + (f"; did you mean {meant[0]}?" if meant else "")
+        case "union_tag_invalid":  # pydantic's message would contain the whole value
             context = problem["ctx"]
-            return f"no kind is {shown(context['tag'])} (allowed: {context['expected_tags']})"
+            return f"unknown kind {shown(context['tag'])} (allowed: {context['expected_tags']})"
     value = "empty" if problem["input"] is None else shown(problem["input"])
     return f"{value} ({problem['msg']})"
 
@@ -270,7 +270,7 @@ def _field_names() -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class ScenarioFile:
-    """What a scenario file holds, before it is known what counts instead of some of it."""
+    """The content of a scenario file, before overrides replace some of it."""
 
     scenario: Scenario
     parsed: Parsed
@@ -284,14 +284,14 @@ class ScenarioFile:
         _validated(self.parsed)
 
     def lacking(self) -> str:
-        """Return which recording cannot be replayed, and why; empty if all are there."""
+        """Return which recording cannot be replayed, and why; empty if all are available."""
         for number, event in enumerate(self.scenario.events):
             if not isinstance(event, LoadReplay):
                 continue
             try:
                 machines = len(load_recording(event.day))
             except ScenarioError as error:
-                problem = f"replay cannot be simulated: {error}"
+                problem = f"cannot simulate the replay: {error}"
                 return self.parsed.said(("events", number, "kind"), problem)
             self._check_machines(event, number, machines)
         return ""
@@ -304,7 +304,7 @@ class ScenarioFile:
         if not rows and workers > machines:
             problem = (
                 f"{workers} workers, but {machines} machines were recorded (allowed: at most as "
-                "many workers; or name the machines, some of them more than once)"
+                "many workers; or list the machines, some of them more than once)"
             )
             raise ScenarioError(self.parsed.said(("events", number, "workers"), problem))
 
@@ -312,11 +312,11 @@ class ScenarioFile:
 def load_scenario(path: Path, changes: dict[str, Any] | None = None) -> Scenario:
     """Return the scenario of a YAML file, with ``changes`` instead of the file's own values.
 
-    A key such as ``exchange.lag`` goes into the part of that name. Events that new ``steps`` leave
-    no room for do not happen; whatever happens before them stays as it is.
+    A key such as ``exchange.lag`` changes a field of that part. Events after the end of shorter
+    ``steps`` do not occur; earlier events stay unchanged.
 
     Raises:
-        ScenarioError: names file, line, field and what is allowed there.
+        ScenarioError: names file, line, field and the valid values.
     """
     file, changes = ScenarioFile.read(path), changes or {}
     if "steps" not in changes:

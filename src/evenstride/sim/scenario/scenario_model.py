@@ -1,7 +1,7 @@
-"""A simulated cluster and what befalls it, as a file describes it.
+"""A simulated cluster and its events, as described by a file.
 
-Names carry their unit; every field that is left out has the default shown here. The JSON
-schema of `Scenario` is what ``evenstride simulate --schema`` prints.
+Names carry their unit. Every omitted field has the default shown here. ``evenstride simulate
+--schema`` prints the JSON schema of `Scenario`.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from evenstride.errors import ConfigError
 from evenstride.sim.engine.network import ParameterServers, Ring
 
 Place = tuple[int | str, ...]
-"""Keys and indices that lead to a field."""
+"""Keys and indices of the path to a field."""
 
 REFUSED = "refused"
 
-_LONGEST = 60  # characters of a wrong value that are shown
+_LONGEST = 60  # characters of an invalid value to show
 
 MOST_WORKERS, MOST_SAMPLES, MOST_STEPS = 1_000_000, 10**12, 10_000_000
 SLOWEST, FASTEST = 1e-6, 1e6
 
-# The limits are far from any real machine, and near enough to 1 that nothing overflows.
+# The limits are far from any real machine, and close enough to 1 that nothing overflows.
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Seconds = Annotated[float, Field(ge=0, le=1e6)]
 Rate = Annotated[float, Field(ge=1e-6, le=1e12)]
@@ -57,15 +57,15 @@ class Part(BaseModel):
 
 
 def refuse(problem: str, *place: int | str) -> NoReturn:
-    """Raise what pydantic turns into a complaint about a field.
+    """Raise an error that pydantic turns into a message about a field.
 
-    The place is below the part that is being checked; that part itself if left out.
+    The place is relative to the part that is being checked; that part itself if omitted.
     """
     raise PydanticCustomError(REFUSED, "{problem}", {"problem": problem, "place": place})
 
 
 def shown(value: Any) -> str:
-    """Return a value as errors show it: in short, however much is in it."""
+    """Return a value as errors show it: shortened, whatever its size."""
     brief = reprlib.Repr()
     brief.maxlevel, brief.maxstring = 3, _LONGEST
     text = brief.repr(value)
@@ -74,23 +74,23 @@ def shown(value: Any) -> str:
 
 def _seen(name: str) -> str:
     if not name.isprintable():
-        refuse(f"{shown(name)} (allowed: a text in one line, of characters that can be seen)")
+        refuse(f"{shown(name)} (allowed: one line of printable characters)")
     return name
 
 
 Name = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(_seen)]
-"""What tables show, so nothing that would break their lines."""
+"""A text for tables, which must not break their lines."""
 
 
 Who = Annotated[int, Field(ge=0)] | list[Annotated[int, Field(ge=0)]] | Literal["all"]
 
 
-_OVERLAP = "of events that overlap, the multiples are multiplied"
+_OVERLAP = "factors of overlapping events are multiplied"
 
 
 class _Event(Part):
-    at: Step = Field(description="first step it holds for")
-    workers: Who = Field(description="number of a worker, a list of them, or all")
+    at: Step = Field(description="first step at which it applies")
+    workers: Who = Field(description="number of a worker, a list of numbers, or all")
 
     @field_validator("workers", mode="before")
     @classmethod
@@ -98,58 +98,56 @@ class _Event(Part):
         numbers = value if isinstance(value, list) else [value]
         known = numbers and all(type(number) is int and number >= 0 for number in numbers)
         if value != "all" and not known:
-            refuse(f"{shown(value)} (allowed: the number of a worker, from 0 on; a list; or all)")
+            refuse(f"{shown(value)} (allowed: the number of a worker, from 0; a list; or all)")
         if len(set(numbers)) < len(numbers):
             refuse(f"{shown(value)} names a worker twice (allowed: each once)")
         return value
 
 
 class SpeedStep(_Event):
-    """The speed changes at once, to a multiple of the usual one."""
+    """The speed changes at once, to a multiple of the usual speed."""
 
     kind: Literal["step"]
-    speed: Speed = Field(
-        description=f"multiple of the usual speed from then on, up to until; {_OVERLAP}"
-    )
-    until: Step | None = Field(default=None, description="step from which it is as usual again")
+    speed: Speed = Field(description=f"multiple of the usual speed from at to until; {_OVERLAP}")
+    until: Step | None = Field(default=None, description="step at which the usual speed returns")
 
 
 class Ramp(_Event):
-    """The speed changes evenly from the usual one to a multiple of it."""
+    """The speed changes linearly from the usual speed to a multiple of it."""
 
     kind: Literal["ramp"]
     speed: Speed = Field(
-        description=f"multiple of the usual speed at its end, and from then on; {_OVERLAP}"
+        description=f"multiple of the usual speed at the end of the ramp and later; {_OVERLAP}"
     )
-    steps: Length = Field(description="steps it takes")
+    steps: Length = Field(description="length of the ramp in steps")
 
 
 class Periodic(_Event):
-    """The speed goes to and fro."""
+    """The speed alternates between a slow phase and the usual speed."""
 
     kind: Literal["periodic"]
     speed: Speed = Field(description=f"multiple of the usual speed in a slow phase; {_OVERLAP}")
     period: int = Field(ge=2, le=MOST_STEPS, description="steps from one slow phase to the next")
     duty: Annotated[float, Field(gt=0, le=1)] = Field(
-        default=0.5, description="part of the period at that speed, at least one step of it"
+        default=0.5, description="fraction of the period in the slow phase, at least one step"
     )
-    until: Step | None = Field(default=None, description="step from which it is as usual again")
+    until: Step | None = Field(default=None, description="step at which the usual speed returns")
 
 
 class Bursty(_Event):
-    """The speed changes at random moments; each worker's own."""
+    """The speed changes at random times, independently for each worker."""
 
     kind: Literal["bursty"]
     speed: Speed = Field(description=f"multiple of the usual speed in a slow phase; {_OVERLAP}")
     mean_steps: float = Field(
         ge=1, le=MOST_STEPS, description="mean length of a slow phase in steps"
     )
-    mean_gap: float = Field(ge=1, le=MOST_STEPS, description="mean steps between two of them")
-    until: Step | None = Field(default=None, description="step from which it is as usual again")
+    mean_gap: float = Field(ge=1, le=MOST_STEPS, description="mean steps between two slow phases")
+    until: Step | None = Field(default=None, description="step at which the usual speed returns")
 
 
 class LoadReplay(_Event):
-    """Background load recorded on real machines takes its part of the processor."""
+    """Background load, recorded on real machines, uses part of the processor."""
 
     kind: Literal["replay"]
     day: Literal["20110303", "20110322", "20110412"] = Field(
@@ -157,16 +155,16 @@ class LoadReplay(_Event):
     )
     machines: list[Annotated[int, Field(ge=0)]] | None = Field(
         default=None,
-        description="rows of the recording, one per worker; a random choice if left out",
+        description="rows of the recording, one per worker; random if omitted",
     )
     steps_per_sample: Length = Field(
-        default=30, description="steps that one five-minute sample lasts"
+        default=30, description="number of steps per five-minute sample"
     )
     least_speed: float = Field(
         default=0.1,
         ge=1e-6,
         le=1,
-        description=f"the load never leaves less than this multiple of the usual speed; {_OVERLAP}",
+        description=f"smallest multiple of the usual speed that the load leaves; {_OVERLAP}",
     )
 
     @field_validator("day", mode="before")
@@ -176,22 +174,22 @@ class LoadReplay(_Event):
 
 
 class Leave(_Event):
-    """Workers leave or are lost; the others share the global batch."""
+    """Workers leave or are lost; the others take over the global batch."""
 
     kind: Literal["leave", "lost"]
 
 
 class NoticeEvent(_Event):
-    """Workers are told that they will be taken away, or that they will not be after all.
+    """Workers receive a preemption notice, or have it withdrawn.
 
-    They get no samples in between, and still take part in every step; `leave` takes them away.
+    In between they get no samples, but take part in every step; `leave` removes them.
     """
 
     kind: Literal["notice", "withdrawn"]
 
 
 class Join(_Event):
-    """Workers come in; those whose first event it is were not there from the start."""
+    """Workers join; workers whose first event this is are absent at the start."""
 
     kind: Literal["join"]
 
@@ -216,39 +214,39 @@ Mask = npt.NDArray[np.bool_]
 _ROUNDING = 1e-9  # of sums of logarithms
 
 MAY_BE_CUT = {"may be cut": True}
-"""Context of a validation in which events may lie after the last step, and never happen."""
+"""Context of a validation in which events may lie after the last step, and never occur."""
 
 
 class WorkerGroup(Part):
-    """Some workers of one kind: ``t(b) = max(floor_s, fixed_s + b / samples_per_s)``."""
+    """Workers of one kind: ``t(b) = max(floor_s, fixed_s + b / samples_per_s)``."""
 
     name: Name = Field(
-        default="worker", description="what they are called; numbered if there are several"
+        default="worker", description="name of the workers; numbered if there are several"
     )
-    count: int = Field(default=1, ge=1, le=MOST_WORKERS, description="how many of them")
+    count: int = Field(default=1, ge=1, le=MOST_WORKERS, description="number of these workers")
     samples_per_s: Rate = Field(
-        description="samples per second, the fixed time apart: 2000, not 2,000"
+        description="samples per second, without the fixed time: 2000, not 2,000"
     )
     fixed_s: Seconds = Field(
-        default=0.0, description="seconds of a step that no share changes: 0.02 is 20 ms"
+        default=0.0, description="seconds of a step that do not depend on the share: 0.02 is 20 ms"
     )
     floor_s: Seconds = Field(
         default=0.0, description="shortest possible step in seconds: 0.02 is 20 ms"
     )
     saturates_at: Samples | None = Field(
         default=None,
-        description="share in samples above which samples cost more; never if left out",
+        description="share in samples above which samples cost more; never if omitted",
     )
     beyond: float = Field(
         default=2.0,
         ge=1,
         le=1000,
-        description="factor by which each sample beyond saturates_at costs more",
+        description="cost factor of each sample beyond saturates_at",
     )
     min_share: Samples = Field(default=1, description="fewest samples in a step")
     max_share: Samples | None = Field(
         default=None,
-        description="most samples in a step, such as fit its memory; no limit if left out",
+        description="most samples in a step, for example by its memory; no limit if omitted",
     )
     noise: float = Field(
         default=0.0,
@@ -257,26 +255,25 @@ class WorkerGroup(Part):
         description="standard deviation of the logarithm of a step's time: 0.02 is 2 %",
     )
     spike_rate: Fraction = Field(
-        default=0.0, description="part of the steps that are spikes: 0.01 is one in a hundred"
+        default=0.0, description="fraction of the steps that are spikes: 0.01 is one in a hundred"
     )
     spike_factor: float = Field(
         default=3.0, ge=1, le=1000, description="factor by which a spike lengthens a step"
     )
     new_share_s: Seconds = Field(
         default=0.0,
-        description="seconds that a worker's first step at each new share takes longer, as "
-        "compilers and autotuners make it: 0.5 is half a second",
+        description="additional seconds of a worker's first step at each new share, as caused by "
+        "compilers and autotuners: 0.5 is half a second",
     )
     handling_s: Seconds = Field(
         default=0.0,
-        description="seconds of its own, to pack and unpack, for each update with parameter "
-        "servers: 0.02 is 20 ms",
+        description="seconds to pack and unpack each update with parameter servers: 0.02 is 20 ms",
     )
     cores: Resource | None = Field(
-        default=None, description="number of cores it declares, for static policies"
+        default=None, description="declared number of cores, for static policies"
     )
     flops_per_s: Resource | None = Field(
-        default=None, description="FLOP/s it declares, for static policies: 8.1e12 is 8.1 TFLOP/s"
+        default=None, description="declared FLOP/s, for static policies: 8.1e12 is 8.1 TFLOP/s"
     )
 
     @model_validator(mode="after")
@@ -290,23 +287,23 @@ class WorkerGroup(Part):
 
 
 class Communication(Part):
-    """The links between the workers, and to parameter servers; no split can change what they do."""
+    """The links between the workers, and to parameter servers; independent of the split."""
 
     latency_s: Seconds = Field(default=0.0, description="seconds per message: 0.0001 is 0.1 ms")
     bytes_per_s: Annotated[float, Field(ge=1, le=1e18)] | None = Field(
-        default=None, description="bytes per second of the slowest link; no limit if left out"
+        default=None, description="bytes per second of the slowest link; no limit if omitted"
     )
     gradient_bytes: float = Field(
         default=0.0, ge=0, le=1e15, description="size of the gradient in bytes"
     )
     update_s: Seconds = Field(
         default=0.0,
-        description="seconds that one parameter server alone would take for an update of the whole "
-        "model; each of several takes its part of it",
+        description="seconds of one parameter server to update the whole model; several servers "
+        "each update a part of it",
     )
 
     def step_s(self, workers: int) -> float:
-        """Return the seconds that one all-reduce takes; see `Ring`."""
+        """Return the seconds of one all-reduce; see `Ring`."""
         return Ring(self.latency_s, self._per_s, self.gradient_bytes).all_reduce_s(workers)
 
     def served_by(self, servers: int) -> ParameterServers:
@@ -320,48 +317,46 @@ class Communication(Part):
 
 
 class Exchange(Part):
-    """How soon a decision follows what was measured."""
+    """The delay from measurements to decisions."""
 
     every: Length | Literal["leader"] = Field(
-        default=1, description="steps between exchanges, or the cadence that the leader itself sets"
+        default=1, description="steps between exchanges, or leader for the leader's own cadence"
     )
     lag: Lag = Field(default=1, description="steps from a measured step to its decision")
     cold_lag: Lag | None = Field(
         default=None,
-        description="the same for the first exchange of a fleet, whatever the policy, and for "
-        "further ones as long as the policy's opening lasts; as `lag` if left out",
+        description="the same for the first exchange of a fleet with any policy, and for "
+        "further ones during the policy's opening; equal to `lag` if omitted",
     )
 
     @field_validator("every", mode="before")
     @classmethod
     def _steps_or_leader(cls, value: Any) -> Any:
         if value != "leader" and not (type(value) is int and 1 <= value <= MOST_STEPS):
-            refuse(f"{shown(value)} (allowed: a whole number from 1 to {MOST_STEPS:g}, or leader)")
+            refuse(f"{shown(value)} (allowed: an integer from 1 to {MOST_STEPS:g}, or leader)")
         return value
 
 
 class Scenario(Part):
-    """A cluster, a global batch, and what happens step by step."""
+    """A cluster, a global batch, and the events by step."""
 
-    name: Name = Field(description="shown in tables")
-    about: str = Field(default="", description="where it comes from")
+    name: Name = Field(description="name in tables")
+    about: str = Field(default="", description="origin of the scenario")
     global_batch: Samples = Field(description="samples per step over all workers")
-    steps: Length = Field(default=500, description="steps that are simulated")
+    steps: Length = Field(default=500, description="number of simulated steps")
     workers: list[WorkerGroup] = Field(min_length=1, description="the workers, kind by kind")
     communication: Communication = Communication()
-    sync: str = Field(
-        default="bsp", description="how workers come together: bsp, ssp(staleness=3), ..."
-    )
+    sync: str = Field(default="bsp", description="synchronisation mode: bsp, ssp(staleness=3), ...")
     epoch_samples: Samples | None = Field(
         default=None,
-        description="samples of an epoch, at whose end all wait for each other, and dbs and "
-        "omnilearn decide; if left out all that are trained, and these two take 100 steps for one",
+        description="samples of an epoch, at whose end all workers synchronise, and dbs and "
+        "omnilearn decide; if omitted, all samples are one epoch, and these two use 100 steps",
     )
     exchange: Exchange = Exchange()
-    events: list[Event] = Field(default=[], description="what happens, in any order")
+    events: list[Event] = Field(default=[], description="events, in any order")
 
     def epoch_of(self, step: int) -> int | None:
-        """Return the epoch that a step belongs to; ``None`` where no length is given."""
+        """Return the epoch of a step; ``None`` if no length is given."""
         if self.epoch_samples is None:
             return None
         return step * self.global_batch // self.epoch_samples
@@ -389,14 +384,14 @@ class Scenario(Part):
 
 
 def check_scenario(scenario: Scenario, *, to_its_end: bool = True) -> None:
-    """Raise a `PydanticCustomError` that names a field that does not fit, unless all do."""
+    """Raise a `PydanticCustomError` that names the first inconsistent field, if any."""
     if scenario.size > MOST_WORKERS:
         refuse(f"{scenario.size} workers are too many (allowed: 1 to {MOST_WORKERS})", "workers")
     for number, event in enumerate(scenario.events):
         place: Place = ("events", number)
         if to_its_end and event.at >= scenario.steps:
             allowed = f"allowed: 0 to {scenario.steps - 1}"
-            refuse(f"{event.at} is no step ({allowed})", *place, "at")
+            refuse(f"{event.at} is not a step of the run ({allowed})", *place, "at")
         _check_event(event, scenario, place)
     _check_membership(scenario)
     _check_speeds(scenario)
@@ -406,23 +401,23 @@ def _check_event(event: Event, scenario: Scenario, place: Place) -> None:
     size = scenario.size
     who = chosen(event.workers, size)
     if max(who) >= size:
-        refuse(f"{max(who)} is no worker (allowed: 0 to {size - 1})", *place, "workers")
+        refuse(f"{max(who)} is not a worker (allowed: 0 to {size - 1})", *place, "workers")
     until = getattr(event, "until", None)
     if until is not None and until <= event.at:
         refuse(f"{until} is not after at (allowed: {event.at + 1} or later)", *place, "until")
     machines = getattr(event, "machines", None)
     if machines is not None and len(machines) != len(who):
         refuse(
-            f"{len(machines)} machines for {len(who)} workers (allowed: one for each)",
+            f"{len(machines)} machines for {len(who)} workers (allowed: one per worker)",
             *place,
             "machines",
         )
 
 
 def there_from_start(scenario: Scenario) -> Mask:
-    """Return who is there before any event: all but those whose first event is to join.
+    """Return the workers that are present before any event: all whose first event is not to join.
 
-    Events after the last step count too: who would only have joined then was not there before.
+    Events after the last step count too: a worker that would join then is absent before.
     """
     here = np.ones(scenario.size, dtype=np.bool_)
     for _, event in reversed(_moves(scenario)):
@@ -433,7 +428,7 @@ def there_from_start(scenario: Scenario) -> Mask:
 
 
 def _moves(scenario: Scenario) -> list[tuple[int, Leave | Join | NoticeEvent]]:
-    """Return the changes of membership by step, each with its number among the events."""
+    """Return the changes of membership by step, each with the index of its event."""
     moves = [
         (n, e) for n, e in enumerate(scenario.events) if isinstance(e, Leave | Join | NoticeEvent)
     ]
@@ -442,10 +437,10 @@ def _moves(scenario: Scenario) -> list[tuple[int, Leave | Join | NoticeEvent]]:
 
 def _check_membership(scenario: Scenario) -> None:
     here, bounds = there_from_start(scenario), _bounds(scenario)
-    told = np.zeros_like(here)
+    noticed = np.zeros_like(here)
     moves = _moves(scenario)
     if not here.any() and moves and moves[0][1].at > 0:
-        problem = "nobody is there before them, at step 0 (allowed: some of the workers, not all)"
+        problem = "no worker is present before, at step 0 (allowed: some of the workers, not all)"
         refuse(problem, "events", moves[0][0], "workers")
     if not moves or moves[0][1].at > 0:
         _check_those(here, bounds, scenario, 0, ("global_batch",))
@@ -454,11 +449,11 @@ def _check_membership(scenario: Scenario) -> None:
         for number, event in together:
             place = ("events", number, "workers")
             if isinstance(event, NoticeEvent):
-                _tell(here, told, event, scenario.size, place)
+                _notify(here, noticed, event, scenario.size, place)
             else:
                 _move(here, event, scenario.size, place)
-                told[chosen(event.workers, scenario.size)] = False
-        serving = here & ~told
+                noticed[chosen(event.workers, scenario.size)] = False
+        serving = here & ~noticed
         _check_those(serving if serving.any() else here, bounds, scenario, at, place)
 
 
@@ -466,23 +461,23 @@ def _move(here: Mask, event: Leave | Join, size: int, place: Place) -> None:
     who, joins = np.array(chosen(event.workers, size)), isinstance(event, Join)
     wrong = who[here[who] == joins]
     if len(wrong):
-        state, fit = ("there already", "not there") if joins else ("not there", "there")
+        state, fit = ("already present", "absent") if joins else ("absent", "present")
         problem = f"worker {wrong[0]} is {state} at step {event.at}"
         refuse(f"{problem} (allowed: workers that are {fit} then)", *place)
     here[who] = joins
 
 
-def _tell(here: Mask, told: Mask, event: NoticeEvent, size: int, place: Place) -> None:
-    """Let workers know that they will be taken away, or that they will not, in place."""
+def _notify(here: Mask, noticed: Mask, event: NoticeEvent, size: int, place: Place) -> None:
+    """Record that workers receive a notice, or have it withdrawn, in place."""
     who, notice = np.array(chosen(event.workers, size)), event.kind == "notice"
-    wrong = who[~here[who] | (told[who] == notice)]
+    wrong = who[~here[who] | (noticed[who] == notice)]
     if len(wrong):
         gone = not here[wrong[0]]
-        state = "not there" if gone else "told so already" if notice else "not about to leave"
-        fit = "there and not told" if notice else "told to leave"
+        state = "absent" if gone else "already under notice" if notice else "not under notice"
+        fit = "present without a notice" if notice else "under notice"
         problem = f"worker {wrong[0]} is {state} at step {event.at}"
         refuse(f"{problem} (allowed: workers that are {fit} then)", *place)
-    told[who] = notice
+    noticed[who] = notice
 
 
 def _bounds(scenario: Scenario) -> tuple[IntArray, IntArray]:
@@ -496,15 +491,15 @@ def _bounds(scenario: Scenario) -> tuple[IntArray, IntArray]:
 def _check_those(
     here: Mask, bounds: tuple[IntArray, IntArray], scenario: Scenario, step: int, place: Place
 ) -> None:
-    """Raise unless those who are there can share the global batch."""
+    """Raise unless the present workers can split the global batch."""
     workers, batch = int(here.sum()), scenario.global_batch
     if not workers:
-        refuse(f"no worker is there at step {step} (allowed: at least 1)", *place)
+        refuse(f"no worker is present at step {step} (allowed: at least 1)", *place)
     least, most = (int(bound[here].sum(dtype=np.float64)) for bound in bounds)
     if not least <= batch <= most:
         at_once = "worker" if workers == 1 else f"{workers} workers"
         refuse(
-            f"a global batch of {batch} cannot be shared by the {at_once} there at step {step} "
+            f"a global batch of {batch} cannot be split over the {at_once} present at step {step} "
             f"(allowed by min_share and max_share: {least} to {most})",
             *place,
         )
@@ -540,22 +535,22 @@ def _extremes(event: Event) -> tuple[float, float]:
 
 
 def _check_range(logs: FloatArray, scenario: Scenario, numbers: list[int]) -> None:
-    """Raise if a worker's speed may be out of range once these events have begun or ended."""
+    """Raise if a worker's speed may be out of range after these events have begun or ended."""
     for worker, log in ((logs[0].argmin(), logs[0].min()), (logs[1].argmax(), logs[1].max())):
         if math.log(SLOWEST) - _ROUNDING <= log <= math.log(FASTEST) + _ROUNDING:
             continue
         events = {n: scenario.events[n] for n in numbers}
         mine = [n for n, event in events.items() if worker in chosen(event.workers, scenario.size)]
         refuse(
-            f"with the events at the same time the speed of worker {worker} comes to "
-            f"{math.exp(log):g} (allowed: {SLOWEST:g} to {FASTEST:g} in all)",
+            f"with overlapping events the speed of worker {worker} becomes {math.exp(log):g} "
+            f"(allowed: {SLOWEST:g} to {FASTEST:g} in total)",
             *("events", mine[-1]),
             "least_speed" if isinstance(events[mine[-1]], LoadReplay) else "speed",
         )
 
 
 def epochs_of(scenario: Scenario) -> list[int]:
-    """Return the samples of each epoch: as many in all as the scenario's steps train in ``bsp``."""
+    """Return the samples of each epoch; their sum is that of the scenario's steps in ``bsp``."""
     samples = scenario.steps * scenario.global_batch
     whole, rest = divmod(samples, scenario.epoch_samples or samples)
     return [scenario.epoch_samples or samples] * whole + [rest] * (rest > 0)

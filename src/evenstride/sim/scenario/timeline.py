@@ -1,7 +1,6 @@
-"""Who is there at each step, and how fast: a scenario's events, worked out.
+"""The present workers and their speeds at each step: the events of a scenario, evaluated.
 
-`SpeedProfile` is the course of one event. `_Walk` holds what is true at one step after another,
-where little changes from each to the next.
+`SpeedProfile` is the speed of one event over time. `_Walk` holds a value that changes at few steps.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from evenstride.sim.scenario.scenario_model import (
     there_from_start,
 )
 
-_BLOCK = 16  # phases that are drawn at once; fixed, so that the first ones are always the same
+_BLOCK = 16  # phases drawn at once; fixed, so that the first ones are always the same
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,8 +42,8 @@ class SpeedProfile:
     """The speed of ``n`` workers as a multiple of the usual one; usual before the first step."""
 
     workers: IntArray  # their numbers, ``(n,)``
-    steps: IntArray  # from which another speed holds, ascending, all within the run
-    # One for each of the steps, ``(steps,)``, or for each worker, ``(steps, n)``
+    steps: IntArray  # steps at which the speed changes, ascending, all within the run
+    # One value for each of the steps, ``(steps,)``, or for each worker, ``(steps, n)``
     speeds: FloatArray
 
     @classmethod
@@ -75,10 +74,10 @@ def periodic(event: Periodic, workers: IntArray, run: int) -> SpeedProfile:
 
 
 def bursty(event: Bursty, workers: IntArray, run: int, key: Sequence[int]) -> SpeedProfile:
-    """Return slow phases whose lengths and gaps are geometric.
+    """Return slow phases with geometric lengths and gaps.
 
-    Each worker draws from a generator of its own, so that nobody's phases hang on how long the run
-    is, or on who else is in the event.
+    Each worker has its own random generator. So its phases do not depend on the length of the run
+    or on the other workers of the event.
     """
     end = _end(event, run)
     edges = [_edges(event, end, np.random.default_rng([*key, w])) for w in workers.tolist()]
@@ -89,7 +88,7 @@ def bursty(event: Bursty, workers: IntArray, run: int, key: Sequence[int]) -> Sp
 
 
 def _edges(event: Bursty, end: int, rng: np.random.Generator) -> IntArray:
-    """Return where slow phases begin and end by turns, the last one at the latest at ``end``."""
+    """Return the alternating starts and ends of slow phases; the last one ends by ``end``."""
     chances = 1 / event.mean_gap, 1 / event.mean_steps
     known, at = [np.zeros(0, dtype=np.int64)], event.at
     while at < end:
@@ -104,10 +103,10 @@ def _edges(event: Bursty, end: int, rng: np.random.Generator) -> IntArray:
 def replayed(
     event: LoadReplay, workers: IntArray, run: int, recording: FloatArray, rows: Sequence[int]
 ) -> SpeedProfile:
-    """Return what recorded load leaves, of a run of so many steps.
+    """Return the speed that recorded load leaves, for a run of ``run`` steps.
 
-    The recording has load in percent, ``(machines, samples)``, and begins again after its end;
-    there is a row of it for each worker.
+    The recording has load in percent, ``(machines, samples)``, and repeats after its end.
+    ``rows`` has a row of it for each worker.
     """
     steps = np.arange(event.at, run, event.steps_per_sample)
     sample = np.arange(len(steps)) % recording.shape[1]
@@ -123,9 +122,9 @@ _Held = TypeVar("_Held", FloatArray, IntArray)
 
 
 class _Walk(ABC, Generic[_Held]):
-    """Something that changes at some steps only, and is worked out anew at no other.
+    """A value that changes only at some steps, and is recomputed only there.
 
-    What it returns is never changed afterwards.
+    Returned values are never changed afterwards.
     """
 
     def __init__(self, steps: Iterable[int]) -> None:
@@ -143,16 +142,16 @@ class _Walk(ABC, Generic[_Held]):
 
     @abstractmethod
     def _first(self) -> _Held:
-        """Return what holds before the first of the steps."""
+        """Return the value before the first of the steps."""
 
     @abstractmethod
     def _next(self, step: int, now: _Held) -> _Held:
-        """Return what holds from one of the steps on."""
+        """Return the value from one of the steps on."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FleetChange:
-    """Some workers come or go."""
+    """Some workers join or leave."""
 
     at: int
     workers: IntArray
@@ -160,7 +159,7 @@ class FleetChange:
 
 
 class Presence(_Walk[IntArray]):
-    """The numbers of those who are there, ascending."""
+    """The numbers of the present workers, ascending."""
 
     def __init__(self, here: Mask, moves: Sequence[FleetChange]) -> None:
         self._here = here
@@ -170,7 +169,7 @@ class Presence(_Walk[IntArray]):
         super().__init__(self._moves)
 
     def changes(self) -> tuple[int, ...]:
-        """Return the steps, the first apart, at which others are there than before."""
+        """Return the steps, except the first, at which the present workers change."""
         steps = [step for step in self.steps if step]
         return tuple(step for step in steps if not np.array_equal(self.at(step - 1), self.at(step)))
 
@@ -186,11 +185,10 @@ class Presence(_Walk[IntArray]):
 
 
 class Speeds(_Walk[FloatArray]):
-    """Every worker's speed, ``(size,)``: the product of all courses that the worker is in.
+    """Every worker's speed, ``(size,)``: the product of all speed profiles of the worker.
 
-    The factors of all courses stand in one array, those of a worker side by side and in the order
-    of the courses. So when a course changes, only its own workers' products are formed anew,
-    however many other courses there are.
+    The factors of all profiles are in one array, grouped by worker, in the order of the profiles.
+    When a profile changes, only the products of its own workers are recomputed.
     """
 
     def __init__(self, size: int, courses: Sequence[SpeedProfile]) -> None:
@@ -200,11 +198,11 @@ class Speeds(_Walk[FloatArray]):
             for row, step in enumerate(course.steps.tolist()):
                 self._rows[step].append((number, row))
         counts = [len(course.workers) for course in courses]
-        everyone = np.concatenate([np.zeros(0, dtype=np.int64), *(c.workers for c in courses)])
-        slots = np.empty_like(everyone)
-        slots[np.argsort(everyone, kind="stable")] = np.arange(len(everyone))
+        every = np.concatenate([np.zeros(0, dtype=np.int64), *(c.workers for c in courses)])
+        slots = np.empty_like(every)
+        slots[np.argsort(every, kind="stable")] = np.arange(len(every))
         self._slots = np.split(slots, np.cumsum(counts)[:-1]) if counts else []
-        self._counts = np.bincount(everyone, minlength=size)
+        self._counts = np.bincount(every, minlength=size)
         self._starts = np.cumsum(self._counts) - self._counts
         super().__init__(self._rows)
 
@@ -223,7 +221,7 @@ class Speeds(_Walk[FloatArray]):
         return speed
 
     def products(self, workers: IntArray) -> FloatArray:
-        """Return the product of all speeds in force of some workers."""
+        """Return the product of all current speed factors of some workers."""
         counts = self._counts[workers]
         begins = np.cumsum(counts) - counts
         gathered = np.repeat(self._starts[workers] - begins, counts) + np.arange(counts.sum())
@@ -231,11 +229,10 @@ class Speeds(_Walk[FloatArray]):
 
 
 class Timeline:
-    """The speed of every worker at every step, and who takes part.
+    """The speed of every worker at every step, and the workers that take part.
 
-    What happens after the last step is left out; it has no part in what happens before. To ask for
-    one step after another is cheap, to go back is not. Raises a `ScenarioError` if a recording is
-    not there.
+    Events after the last step are left out; they do not affect earlier steps. Steps in ascending
+    order are cheap, going back is not. Raises a `ScenarioError` if a recording is missing.
     """
 
     def __init__(self, scenario: Scenario, seed: int) -> None:
@@ -243,7 +240,7 @@ class Timeline:
         courses: list[SpeedProfile] = []
         replays: list[SpeedProfile] = []
         moves: list[FleetChange] = []
-        told: list[FleetChange] = []
+        serving_moves: list[FleetChange] = []
         self._happenings: dict[int, list[tuple[int, MembershipEvent]]] = defaultdict(list)
         for number, event in enumerate(scenario.events):
             if event.at >= scenario.steps:
@@ -251,10 +248,10 @@ class Timeline:
             who = np.array(chosen(event.workers, self.size))
             if isinstance(event, Leave | Join):
                 moves.append(FleetChange(event.at, who, isinstance(event, Join)))
-                told += moves[-1:]
+                serving_moves += moves[-1:]
                 self._happen(event, who)
             elif isinstance(event, NoticeEvent):
-                told.append(FleetChange(event.at, who, event.kind == "withdrawn"))
+                serving_moves.append(FleetChange(event.at, who, event.kind == "withdrawn"))
                 self._happen(event, who)
             else:
                 courses.append(_course(event, who, scenario.steps, [seed, 1, number]))
@@ -264,18 +261,18 @@ class Timeline:
         for replay in replays:
             self._recorded[replay.workers] = True
         here = there_from_start(scenario)
-        self._group, self._presence = Presence(here, moves), Presence(here, told)
+        self._group, self._presence = Presence(here, moves), Presence(here, serving_moves)
         self.moves = self._presence.changes()
-        """Steps at which others get samples than before, the start apart."""
+        """Steps at which the workers with samples change, except the start."""
         self.groups = self._group.changes()
-        """Steps at which workers come or go, the start apart."""
+        """Steps at which workers join or leave, except the start."""
 
     @cached_property
     def changes(self) -> tuple[int, ...]:
-        """Steps at which those who are there, or the speed of one of them, are others than before.
+        """Steps at which the present workers, or the speed of one of them, change.
 
-        The start is none. What changes nothing is none either: a speed that is set again to what it
-        is, or that of a worker who is away.
+        The start does not count. Neither does an event without effect: a speed set to its present
+        value, or that of an absent worker.
         """
         moves, changes, before = frozenset(self.moves), set(self.moves), self.speed(0)
         for step in self._speeds.steps:
@@ -290,9 +287,9 @@ class Timeline:
         return self._speeds.at(step)
 
     def load(self, step: int) -> FloatArray:
-        """Return the part of each machine's processor that others take, ``(size,)``.
+        """Return the fraction of each machine's processor that other processes use, ``(size,)``.
 
-        It is known where a recording of it is replayed, and not a number elsewhere.
+        It is known if a recording of it is replayed, and NaN otherwise.
         """
         return np.where(self._recorded, 1.0 - self._left.at(step), np.nan)
 
@@ -302,14 +299,14 @@ class Timeline:
         return serving if len(serving) else self._group.at(step)
 
     def group(self, step: int) -> IntArray:
-        """Return the numbers of all who take part, those about to leave included, ascending."""
+        """Return the numbers of all workers that take part, including leaving ones, ascending."""
         return self._group.at(step)
 
     def happenings(self, step: int) -> list[tuple[int, MembershipEvent]]:
         return self._happenings.get(step, [])
 
     def _happen(self, event: Leave | Join | NoticeEvent, who: IntArray) -> None:
-        """Note what an event does to some workers; who comes in is ready at once."""
+        """Record what an event does to some workers; a worker that joins is ready at once."""
         changes = [MembershipEvent(event.kind)]
         if isinstance(event, Join):
             changes.append(MembershipEvent.READY)

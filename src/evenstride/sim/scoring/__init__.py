@@ -1,4 +1,4 @@
-"""What simulated runs are worth: against the oracle, over seeds, as rows of a table.
+"""The scores of simulated runs: against the oracle, over seeds, as rows of a table.
 
 Start with `suite`.
 """

@@ -1,6 +1,6 @@
 """The best that any split could do: the oracle, and how close a controller can come to it.
 
-`Informed` is a controller that is told the true speeds under the same lag.
+`Informed` is a controller that knows the true speeds, with the same lag.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from evenstride.sim.scenario.timeline import Timeline
 
 
 class InformedRun:
-    """The run of `Informed` with an exchange every so many steps.
+    """The run of `Informed` with an exchange after every ``every`` steps.
 
-    Its decisions hang on no measurement, so it is known without estimating what is known.
+    Its decisions do not depend on measurements, so the run needs no estimation.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class InformedRun:
         self._cold, self._near = True, None
 
     def _open(self) -> None:
-        """Begin with a decision where somebody in the new fleet is known from the one before."""
+        """Begin with a decision if the previous fleet's times are known for a worker."""
         stayed = np.zeros_like(self._known)
         stayed[self._present] = self._known[self._present]
         self._known = stayed
@@ -76,9 +76,9 @@ class InformedRun:
             self._shares = self._decided = self._best
 
     def _due(self, step: int) -> bool:
-        """Take over the splits that are in force by now; return whether there were any.
+        """Apply the splits that take effect by now; return whether there were any.
 
-        They do so in the order in which they were decided, as the simulator's do.
+        They are applied in the order of their decisions, as in the simulator.
         """
         before = self._shares
         while self._pending and self._pending[0][0] <= step:
@@ -102,9 +102,9 @@ class InformedRun:
 class Informed:
     """Takes the best split for the true mean curves, at every exchange at which they changed.
 
-    It opens with the equal split and pays the same lag as the other rows of its table, so it shows
-    what is lost to the lag alone. A policy that opens with what the workers declare may be ahead of
-    it until its first decision takes effect.
+    It opens with the equal split and has the same lag as the other rows of its table. So it shows
+    the loss due to the lag alone. A policy that opens with the workers' declared resources may be
+    better until its first decision takes effect.
     """
 
     opening_steps = 1
@@ -122,18 +122,18 @@ class Informed:
     def decide(self, state: None, situation: Situation) -> tuple[None, Decision]:
         del state
         fleet = situation.fleet
-        assert self._times is not None, "it is told before it decides"
+        assert self._times is not None, "it knows the times before it decides"
         shares = as_shares(best_split(self._times, fleet))
         if shares == situation.shares:
-            return None, Keep("the split is the best")
+            return None, Keep("the split is already the best")
         return None, Move(shares, "the curves changed")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Alike:
-    """The same curves, of which each of those that are alike is worked out only once.
+    """The same curves, computed only once for equal workers.
 
-    Among thousands of workers there are few kinds, and the best split is looked for at every step
+    Among thousands of workers there are few kinds, and the best split is searched at every step
     of a ramp.
     """
 
@@ -143,7 +143,7 @@ class Alike:
 
     @classmethod
     def of(cls, curves: TrueTimes, kinds: IntArray) -> Self:
-        """Return them, given the kind of every worker; those of one kind differ in speed only."""
+        """Return them, given the kind of every worker; within a kind only the speed differs."""
         _, speed = np.unique(curves.speed, return_inverse=True)
         _, first, which = np.unique(
             kinds * len(kinds) + speed, return_index=True, return_inverse=True
@@ -165,27 +165,29 @@ def kinds_of(scenario: Scenario) -> IntArray:
 def best_split(times: StepTimes, fleet: Fleet, near: IntArray | None = None) -> IntArray:
     """Return the best integer split for some true curves.
 
-    ``near`` is the best split of the same fleet before its curves changed; it saves time only.
+    ``near`` is the best split of the same fleet before its curves changed; it only saves time.
     """
     return equal_finish(times, fleet.lower, fleet.upper, fleet.global_batch, near=near)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Yardsticks:
+class ReferenceTimes:
     """The noise-free and noisy times of fixed rules that need no controller."""
 
-    oracle_mean_s: FloatArray  # of the best integer split for the true mean curves, at each step
-    oracle_s: FloatArray  # of the same split with the step's noise
-    equal_mean_s: FloatArray  # of the equal split
-    equal_s: FloatArray  # of the equal split with noise
-    # Time of the equal split over that of the best one, if times were in proportion to the share:
-    # mean over slowest speed where nothing changes
+    oracle_mean_s: FloatArray  # of the best integer split for the true mean curves, at each step.
+    oracle_s: FloatArray  # of the same split with the step's noise.
+    equal_mean_s: FloatArray  # of the equal split.
+    equal_s: FloatArray  # of the equal split with noise.
+    # Time of the equal split over that of the best one, if times were proportional to the share:
+    # mean over slowest speed if nothing changes.
     linear_bound: float
-    best: IntArray  # the oracle's split at the start, over those present
+    best: IntArray  # the oracle's split at the start, over the present workers.
 
 
-def yardsticks(scenario: Scenario, seed: int, timeline: Timeline | None = None) -> Yardsticks:
-    """Return what the oracle and the equal split take, under the same noise as any policy."""
+def reference_times(
+    scenario: Scenario, seed: int, timeline: Timeline | None = None
+) -> ReferenceTimes:
+    """Return the times of the oracle and of the equal split, with the noise that policies have."""
     cluster = Cluster(scenario, seed)
     times, linear_s = np.zeros((4, scenario.steps)), np.zeros(2)
     opening: IntArray | None = None
@@ -202,12 +204,12 @@ def yardsticks(scenario: Scenario, seed: int, timeline: Timeline | None = None) 
     assert opening is not None, "there is at least one step"
     oracle_mean_s, oracle_s, equal_mean_s, equal_s = times
     bound = float(linear_s[0] / linear_s[1])
-    return Yardsticks(oracle_mean_s, oracle_s, equal_mean_s, equal_s, bound, opening)
+    return ReferenceTimes(oracle_mean_s, oracle_s, equal_mean_s, equal_s, bound, opening)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Stretch:
-    """Some steps in which nothing changes, and the best and the equal split of them."""
+    """Some steps without changes, and their best and equal split."""
 
     steps: slice
     present: IntArray
@@ -216,9 +218,9 @@ class _Stretch:
     equal: IntArray
 
     def linear_s(self) -> FloatArray:
-        """Return what the equal and the best split take in all per sample of the global batch.
+        """Return the total time of the equal and the best split per sample of the global batch.
 
-        As if times were in proportion to the share, and a sample could be split.
+        It assumes times proportional to the share, and divisible samples.
         """
         speeds = self.curves.speed / self.curves.per_sample_s
         step_s = np.array([1.0 / (len(speeds) * speeds.min()), 1.0 / speeds.sum()])

@@ -1,6 +1,6 @@
 """Any number of policies in any number of scenarios, each under the same seeds, and their scores.
 
-`ScoreRow` is what one run is worth against the oracle, as a row of a table.
+`ScoreRow` is the score of one run against the oracle, as a row of a table.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from evenstride.sim.engine.virtual_workers import Cluster
 from evenstride.sim.scenario.scenario_file import ScenarioFile, changed
 from evenstride.sim.scenario.scenario_model import Scenario
 from evenstride.sim.scenario.timeline import Timeline
-from evenstride.sim.scoring.oracle import Informed, InformedRun, Yardsticks, yardsticks
+from evenstride.sim.scoring.oracle import Informed, InformedRun, ReferenceTimes, reference_times
 
 AHEAD = 10
 """Steps over which a split must be good to count as found."""
 
 ROOM = 10
-"""Steps that an answer to an event may take beyond the lag and still be found."""
+"""Steps that the response to an event may take beyond the lag."""
 
 FOUND = 0.95
 _ROUNDING = 1e-9
 NEEDLESS = 0.005
-"""A re-split with a smaller true gain, as a part of the step, was needless."""
+"""A move with a smaller true gain, as a fraction of the step, is needless."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,28 +42,27 @@ class ScoreRow:
     """One policy in one scenario under one seed."""
 
     scenario: str
-    policy: str  # specification
-    lag: int  # steps from a measured step to its decision
-    seed: int  # of noise and random events
-    efficiency: float  # time of the oracle's split over the policy's, same noise for both
-    efficiency_mean: float  # the same on noise-free curves
-    informed: float  # `efficiency_mean` of a controller told the true curves, with the same lag
-    # `efficiency_mean` over the steps later than ``2 (lag + 3)`` after any event; ``None`` if there
-    # are none
+    policy: str  # specification.
+    lag: int  # steps from a measured step to its decision.
+    seed: int  # of noise and random events.
+    efficiency: float  # time of the oracle's split over the policy's, with the same noise.
+    efficiency_mean: float  # the same on noise-free curves.
+    informed: float  # `efficiency_mean` of a controller that knows the true curves, same lag.
+    # `efficiency_mean` over the steps later than ``2 (lag + 3)`` after any event; ``None`` without
+    # such steps.
     efficiency_settled: float | None
-    speedup: float  # time of the equal split over the policy's, same noise
-    bound: float  # time of the equal split over the oracle's, noise-free
-    # The bound if times were in proportion to the share; mean over slowest speed where nothing
-    # changes
+    speedup: float  # time of the equal split over the policy's, with the same noise.
+    bound: float  # time of the equal split over the oracle's, noise-free.
+    # The bound if times were proportional to the share; mean over slowest speed if nothing changes.
     linear_bound: float
     # First step from which the mean `efficiency_mean` of the next ten steps is at least 0.95;
-    # ``None`` if there is none, as in a run of fewer than ten steps
+    # ``None`` if it does not exist, as in a run of fewer than ten steps.
     steps_to_95_cold: int | None
     # The same after an event, counted from it; the worst of them. Only those of
-    # `ScoredScenario.judged` count; ``None`` if there is none of them too
+    # `ScoredScenario.judged` count; ``None`` also without such events.
     steps_to_95_after_change: int | None
-    needless_changes: int  # re-splits whose true gain was under 0.5 %
-    decide_s: float | None  # median time of a decision, in seconds; ``None`` if none was worked out
+    needless_changes: int  # number of moves whose true gain was below 0.5 %.
+    decide_s: float | None  # median computing time of a decision, in seconds; ``None`` without any
 
 
 FIELDS = tuple(field.name for field in fields(ScoreRow))
@@ -75,16 +74,16 @@ class ScoredScenario:
 
     scenario: Scenario
     seed: int
-    yardsticks: Yardsticks
+    references: ReferenceTimes
     informed: float
     timeline: Timeline
 
     @classmethod
     def of(cls, scenario: Scenario, seed: int) -> ScoredScenario:
         timeline = Timeline(scenario, seed)
-        sticks = yardsticks(scenario, seed, timeline)
-        informed = _ratio(sticks.oracle_mean_s, informed_mean_s(scenario, seed, timeline))
-        return cls(scenario, seed, sticks, informed, timeline)
+        references = reference_times(scenario, seed, timeline)
+        informed = _ratio(references.oracle_mean_s, informed_mean_s(scenario, seed, timeline))
+        return cls(scenario, seed, references, informed, timeline)
 
     def run(self, spec: str, policy: Policy[Any] | None = None) -> tuple[ScoreRow, SimulatedSteps]:
         policy = policy_from_spec(spec) if policy is None else policy
@@ -96,23 +95,23 @@ class ScoredScenario:
         return judged(self.scenario, self.timeline)
 
     def row(self, spec: str, track: SimulatedSteps) -> ScoreRow:
-        sticks, lag = self.yardsticks, self.scenario.exchange.lag
-        cold, *found = steps_to_find(sticks.oracle_mean_s / track.mean_s, (0, *self.judged))
+        best, lag = self.references, self.scenario.exchange.lag
+        cold, *found = steps_to_find(best.oracle_mean_s / track.mean_s, (0, *self.judged))
         settled = _settled(len(track.mean_s), self.timeline.changes, 2 * (lag + 3))
         return ScoreRow(
             scenario=self.scenario.name,
             policy=spec,
             lag=lag,
             seed=self.seed,
-            efficiency=_ratio(sticks.oracle_s, track.real_s),
-            efficiency_mean=_ratio(sticks.oracle_mean_s, track.mean_s),
+            efficiency=_ratio(best.oracle_s, track.real_s),
+            efficiency_mean=_ratio(best.oracle_mean_s, track.mean_s),
             informed=self.informed,
-            efficiency_settled=_ratio(sticks.oracle_mean_s[settled], track.mean_s[settled])
+            efficiency_settled=_ratio(best.oracle_mean_s[settled], track.mean_s[settled])
             if settled.any()
             else None,
-            speedup=_ratio(sticks.equal_s, track.real_s),
-            bound=_ratio(sticks.equal_mean_s, sticks.oracle_mean_s),
-            linear_bound=sticks.linear_bound,
+            speedup=_ratio(best.equal_s, track.real_s),
+            bound=_ratio(best.equal_mean_s, best.oracle_mean_s),
+            linear_bound=best.linear_bound,
             steps_to_95_cold=cold,
             steps_to_95_after_change=_worst(found),
             needless_changes=sum(move.gain < NEEDLESS for move in track.decisions),
@@ -121,11 +120,11 @@ class ScoredScenario:
 
 
 def judged(scenario: Scenario, timeline: Timeline) -> tuple[int, ...]:
-    """Return the events that are so early that an answer to them could still be judged.
+    """Return the events early enough for a response to be evaluated.
 
-    An answer may come ten steps later than the lag has it, and is then seen over ten more. Of a
-    later event it could not be told whether it was answered too slowly or the run ended too soon.
-    Whoever has no such event is neither slow nor quick to answer one.
+    A response may come ten steps later than the lag, and is then observed over ten more. For a
+    later event, a slow response could not be distinguished from the end of the run. A run without
+    such an event has no response time.
     """
     last = scenario.steps - (scenario.exchange.lag + ROOM + AHEAD)
     return tuple(step for step in timeline.changes if step <= last)
@@ -136,13 +135,13 @@ def _ratio(one: FloatArray, other: FloatArray) -> float:
 
 
 def steps_to_find(parts: FloatArray, events: Sequence[int]) -> list[int | None]:
-    """Return how many steps after each event the split is good over the next ten steps.
+    """Return the number of steps after each event until the split is good over ten steps.
 
-    Good is a mean of the ten parts of at least 0.95; ``None`` where there is none. Where fewer than
-    ten are left, nothing is found: one good step at the end is no split that holds.
+    Good means that the mean of the ten parts is at least 0.95; ``None`` if that never happens. With
+    fewer than ten steps left, nothing is found: one good step at the end is not a stable split.
     """
     sums = np.concatenate([[0.0], np.cumsum(parts)])
-    means = (sums[AHEAD:] - sums[:-AHEAD]) / AHEAD  # none at all in a run of fewer steps
+    means = (sums[AHEAD:] - sums[:-AHEAD]) / AHEAD  # empty in a run of fewer steps
     good = np.flatnonzero(means >= FOUND - _ROUNDING)
     following = np.searchsorted(good, events)
     return [
@@ -166,11 +165,11 @@ def _settled(steps: int, changes: Sequence[int], after: int) -> npt.NDArray[np.b
 
 @dataclass(frozen=True, slots=True)
 class Overrides:
-    """What counts instead of what the scenarios say; ``None`` and nothing leave it as it is."""
+    """Values that replace those of the scenarios; ``None`` and empty ones replace nothing."""
 
     lags: tuple[int, ...] = ()  # each scenario is simulated with each of them
     cold_lag: int | None = None  # lag of a fleet's first exchange, and of its policy's opening
-    steps: int | None = None  # length; events that it leaves no room for do not happen
+    steps: int | None = None  # number of steps; later events do not occur
     every: int | str | None = None  # steps between exchanges, or ``leader``
 
     def of(self, scenario: Scenario) -> list[Scenario]:
@@ -190,7 +189,7 @@ EVERY = "every policy"
 
 @dataclass(frozen=True, slots=True)
 class Unfit:
-    """A policy that cannot serve a scenario; `EVERY` where nothing can be simulated in it."""
+    """A policy that cannot run in a scenario; `EVERY` if the scenario cannot be simulated."""
 
     policy: str
     scenario: str
@@ -199,7 +198,7 @@ class Unfit:
 
 @dataclass(frozen=True, slots=True)
 class Suite:
-    """What to simulate."""
+    """The runs to simulate."""
 
     cases: tuple[tuple[Scenario, tuple[str, ...]], ...]
     seeds: tuple[int, ...]
@@ -212,7 +211,7 @@ class Suite:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ran:
-    """One run: its row, what it did step by step, and what it is measured by."""
+    """One run: its row, its steps, and its scored scenario."""
 
     row: ScoreRow
     track: SimulatedSteps
@@ -226,7 +225,7 @@ def load_all(places: Sequence[Path]) -> list[ScenarioFile]:
         found = sorted(place.glob("*.y*ml")) if place.is_dir() else [place]
         if not found:
             raise ScenarioError(
-                f"there is no scenario in {place} (no file that ends in .yaml or .yml)"
+                f"no scenario in {place}: it has no file that ends in .yaml or .yml"
             )
         files += found
     read, known = [], dict[str, Path]()
@@ -235,8 +234,8 @@ def load_all(places: Sequence[Path]) -> list[ScenarioFile]:
         name = made.scenario.name
         if name in known:
             raise ScenarioError(
-                f"{known[name]} and {file} are both named {name}, so their "
-                "figures could not be told apart; give each a name of its own"
+                f"{known[name]} and {file} both have the name {name}, so their results could not "
+                "be distinguished; give each a unique name"
             )
         known[name] = file
         read.append(made)
@@ -251,13 +250,13 @@ def plan(
     *,
     leave_out: bool,
 ) -> Suite:
-    """Return what to simulate, all of which will be served.
+    """Return the runs to simulate, all of which are possible.
 
-    ``leave_out`` leaves out who cannot serve a scenario, and the scenarios that replay a recording
-    which is not there.
+    ``leave_out`` skips policies that cannot run in a scenario, and scenarios that replay a missing
+    recording.
 
     Raises:
-        ConfigError: a policy is unknown, or cannot serve a scenario.
+        ConfigError: a policy is unknown, or cannot run in a scenario.
         ScenarioError: a scenario cannot be simulated.
     """
     whole, lacking = _whole(scenarios, overrides)
@@ -273,14 +272,14 @@ def plan(
                 left_out[policy, scenario.name] = Unfit(policy, scenario.name, reason)
         cases.append((scenario, tuple(policy for policy in policies if not reasons[policy])))
     if not any(served for _, served in cases):
-        raise ConfigError(f"no policy can serve: {next(iter(left_out.values())).reason}")
+        raise ConfigError(f"no policy can run: {next(iter(left_out.values())).reason}")
     return Suite(tuple(cases), tuple(seeds), tuple(left_out.values()))
 
 
 def _whole(
     scenarios: Sequence[Scenario | ScenarioFile], overrides: Overrides
 ) -> tuple[list[Scenario], list[Unfit]]:
-    """Return all scenarios with what counts instead, apart from those that lack a recording."""
+    """Return all scenarios with their overrides, without those that lack a recording."""
     whole, lacking = list[Scenario](), list[Unfit]()
     for given in scenarios:
         if isinstance(given, Scenario):
@@ -296,18 +295,18 @@ def _whole(
 
 
 def unfit(spec: str, scenario: Scenario) -> str:
-    """Return why a policy cannot serve one of a scenario's fleets; nothing if it can."""
+    """Return why a policy cannot run with one of a scenario's fleets; empty if it can."""
     policy, timeline = policy_from_spec(spec), Timeline(scenario, 0)
-    everyone = Cluster(scenario, 0).workers
+    all_workers = Cluster(scenario, 0).workers
     for step in (0, *timeline.moves):
-        workers = tuple(everyone[k] for k in timeline.present(step))
+        workers = tuple(all_workers[k] for k in timeline.present(step))
         try:
             policy.init(Fleet(workers, scenario.global_batch))
         except ConfigError as error:
             if step and isinstance(policy, GivenShares) and len(workers) != len(policy.shares):
                 return (
-                    f"policy {spec} cannot serve a fleet that changes: from step {step} on there "
-                    f"are {len(workers)} workers; use static:cores, static:flops or adaptive"
+                    f"policy {spec} cannot run with a changing fleet: from step {step} on it has "
+                    f"{len(workers)} workers; use static:cores, static:flops or adaptive"
                 )
             return str(error)
     return ""
@@ -324,7 +323,7 @@ def simulate(suite: Suite) -> Iterator[Ran]:
 
 
 def in_order(suite: Suite, rows: Sequence[ScoreRow]) -> list[ScoreRow]:
-    """Return the rows of a suite as it was asked for: by scenario, lag, policy and seed."""
+    """Return the rows of a suite in the requested order: by scenario, lag, policy and seed."""
     order = {
         (scenario.name, scenario.exchange.lag, policy, seed): number
         for number, (scenario, policy, seed) in enumerate(
@@ -340,8 +339,8 @@ def in_order(suite: Suite, rows: Sequence[ScoreRow]) -> list[ScoreRow]:
 def informed_mean_s(scenario: Scenario, seed: int, timeline: Timeline | None = None) -> FloatArray:
     """Return the noise-free time of each step under `Informed`.
 
-    Where exchanges hang on no measurement either, its whole run is known without one: the same as
-    by `Simulation`.
+    If exchanges do not depend on measurements, the whole run is computed without them, with the
+    same result as `Simulation`.
     """
     timeline = timeline or Timeline(scenario, seed)
     if scenario.exchange.every == "leader":

@@ -1,7 +1,7 @@
-"""Scripted faults: what a plan comes to, simulated or with real processes started again after each.
+"""Scripted faults, simulated or in real processes that are restarted after each fault.
 
-Start with `fault_plan`, which decides who goes on; `supervisor` runs a script under a plan, and the
-script calls `fault_injection`. Imports `runtime` to start processes.
+Start with `fault_plan`, which decides which workers continue. `supervisor` runs a script under a
+plan, and the script calls `fault_injection`. Imports `runtime` to start processes.
 """
 
 from __future__ import annotations

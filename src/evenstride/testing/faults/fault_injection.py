@@ -1,9 +1,9 @@
-"""The faults of a plan, met by the worker that they befall, and the files that tell of them.
+"""Inject the faults of a plan into a worker, and record them in files.
 
-A script that is to be tried with faults says when it begins, before it saves, and when a step is
-committed. Nothing in the library calls this. Supervisor and workers tell each other what they know
-in files of one folder: a worker that is killed between two instructions has still written what it
-wrote before, since what is handed to the kernel outlives the process.
+A script under test calls an `Injector` when it begins, before it saves, and when a step is
+committed. The library itself does not call it. Supervisor and workers communicate through files of
+one folder. What a worker has written survives when the worker is killed, because the kernel holds
+it.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ WORKER_VARIABLE = "_EVENSTRIDE_FAULTS_WORKER"
 
 _RECORD = struct.Struct("<qqd?")  # of a `WorkerProgress`
 _WRITING = os.O_WRONLY | os.O_RDWR
-# Audit events that write, and which of their arguments is the place. Folders are not counted: who
-# makes one that several processes need is a matter of chance.
+# Audit events of writes, and which argument is the path. Folders do not count: when several
+# processes need one, chance decides which of them creates it.
 _OPERATIONS = {"os.rename": 1, "os.link": 1, "os.symlink": 1}
 
 
 @dataclass(frozen=True, slots=True)
 class Orders:
-    """What the workers of one generation are to know."""
+    """The data that the workers of one generation receive."""
 
     plan: FaultPlan  # of the run
     number: int  # of the generation
     roster: ScriptedRoster  # of the generation
     fired: tuple[int, ...] = ()  # numbers of the faults that have happened
-    reached: int = 0  # steps that were ever committed
+    reached: int = 0  # most steps that were ever committed
 
     def to_json(self) -> str:
         return TypeAdapter(Orders).dump_json(self).decode()
@@ -61,18 +61,18 @@ class Orders:
 
 @dataclass(frozen=True, slots=True)
 class WorkerProgress:
-    """How far a worker has come in a generation."""
+    """Progress of a worker in a generation."""
 
-    first_step: int  # committed steps it began with
-    step: int  # committed steps it has come to
-    # When it committed its first own step, by the monotonic clock that all processes of a machine
-    # share; 0 before.
+    first_step: int  # committed steps at its start
+    step: int  # committed steps now
+    # Time of its first committed step, by the monotonic clock that all processes of a machine
+    # share; 0 before that step.
     committed_s: float = 0.0
-    held: bool = False  # whether it waits to be ended, because somebody comes
+    held: bool = False  # whether it waits for its end, because a worker joins
 
 
 class FaultJournal:
-    """The folder's files; the folder is made if it is not there."""
+    """The files of a folder, which is created if it does not exist."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -84,7 +84,7 @@ class FaultJournal:
         return path
 
     def progress(self, generation: int, worker: str) -> WorkerProgress | None:
-        """Return how far a worker has come; ``None`` if it has not begun."""
+        """Return the progress of a worker; ``None`` if it has not begun."""
         try:
             data = self._progress(generation, worker).read_bytes()
         except FileNotFoundError:
@@ -92,7 +92,7 @@ class FaultJournal:
         return WorkerProgress(*_RECORD.unpack(data)) if len(data) == _RECORD.size else None
 
     def fire(self, fault: int, worker: str) -> None:
-        """Note that a fault is about to befall a worker."""
+        """Record that a fault is about to happen to a worker."""
         line = json.dumps({"fault": fault, "worker": worker}) + "\n"
         descriptor = os.open(self._fired, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         try:
@@ -101,7 +101,7 @@ class FaultJournal:
             os.close(descriptor)
 
     def fired(self) -> tuple[int, ...]:
-        """Return the numbers of the faults that have happened, in the plan's order."""
+        """Return the numbers of the faults that have happened, in the order of the plan."""
         try:
             lines = self._fired.read_text().splitlines()
         except FileNotFoundError:
@@ -117,7 +117,7 @@ class FaultJournal:
 
 
 class ProgressFile:
-    """A worker's own record of how far it has come in a generation."""
+    """The file in which a worker records its progress in a generation."""
 
     def __init__(self, journal: FaultJournal, generation: int, worker: str) -> None:
         path = journal._progress(generation, worker)
@@ -125,7 +125,7 @@ class ProgressFile:
         self._latest: WorkerProgress | None = None
 
     def note(self, step: int, *, held: bool = False) -> None:
-        """Note that ``step`` steps are committed; the first note is what it began with."""
+        """Record that ``step`` steps are committed; the first call gives those at the start."""
         if self._latest is None:
             self._latest = WorkerProgress(step, step)
         else:
@@ -135,13 +135,13 @@ class ProgressFile:
 
 
 class ScriptedFault(RuntimeError):
-    """What a fault of kind ``raise`` raises."""
+    """The exception of a fault of kind ``raise``."""
 
 
 class Injector:
-    """One worker's part of a plan.
+    """Injects the faults of a plan into one worker.
 
-    ``damage`` damages the newest checkpoint, for ``corrupt-newest``.
+    ``damage`` damages the newest checkpoint, for faults of kind ``corrupt-newest``.
     """
 
     def __init__(
@@ -157,7 +157,7 @@ class Injector:
     def from_environment(
         cls, damage: Callable[[], None], variables: Mapping[str, str] = os.environ
     ) -> Injector:
-        """Return the injector of this process, as the supervisor's environment tells it."""
+        """Return the injector of this process, from the environment that the supervisor set."""
         path = Path(variables[ORDERS_VARIABLE])
         orders = Orders.from_json(path.read_text())
         return cls(orders, variables[WORKER_VARIABLE], FaultJournal(path.parent), damage)
@@ -168,11 +168,11 @@ class Injector:
 
     @property
     def writes(self) -> int:
-        """How many writes this worker's latest save took: places where it may be killed."""
+        """Number of writes in this worker's latest save; it may be killed before each of them."""
         return self._trap.seen
 
     def begins(self, first_step: int) -> None:
-        """The worker is about to train on from ``first_step`` committed steps."""
+        """Call this before the worker continues from ``first_step`` committed steps."""
         self._progress.note(first_step)
         if self._orders.number:
             orders = self._orders
@@ -180,24 +180,24 @@ class Injector:
         self._meet(self._due(first_step))
 
     def eventful(self, step: int) -> bool:
-        """Return whether something befalls anybody when ``step`` steps are committed.
+        """Return whether a fault happens to any worker when ``step`` steps are committed.
 
-        Then the workers should first wait for each other, with their saves finished: so that
-        what the others still get done does not depend on who is faster.
+        Then all workers should first finish their saves and wait for each other, so that the
+        outcome does not depend on their speeds.
         """
         return bool(self._due(step)) or step in self._holds
 
     def counts(self, step: int) -> bool:
-        """Return whether a save at ``step`` should be waited for, so that `writes` counts it.
+        """Return whether to wait for a save at ``step``, so that `writes` counts it.
 
-        That is what a run without faults is for.
+        It is true in runs without faults, which count the writes.
         """
         return not self._orders.plan.faults and step % self._orders.plan.save_every == 0
 
     def saves(self, step: int, folder: Path) -> None:
-        """``step`` steps are committed, and the worker may be about to save in ``folder``.
+        """Call this when ``step`` steps are committed, before a save in ``folder``.
 
-        A trap is set if that save is to fail.
+        It sets a trap if the plan wants that save to fail.
         """
         self._progress.note(step)
         if step % self._orders.plan.save_every == 0:
@@ -211,7 +211,7 @@ class Injector:
                 self._trap.die(folder, fault.write, functools.partial(self._fire, number))
 
     def committed(self, step: int) -> None:
-        """All that comes after the last of ``step`` committed steps is done, saving included."""
+        """Call this when all work of ``step`` committed steps is done, including the save."""
         self._trap.open()
         self._progress.note(step)
         self._meet(self._due(step))
@@ -249,10 +249,10 @@ class Injector:
 
 
 class Trap:
-    """Lets what this process writes below a folder fail, or kills the process at it.
+    """Makes writes of this process below a folder fail, or kills the process before one of them.
 
-    It hears of opens, renames and links by Python's audit events, whichever thread they
-    come from; files that native code opens by name it does not see.
+    It uses Python's audit events for opens, renames and links in all threads. It does not see files
+    that native code opens.
     """
 
     def __init__(self) -> None:
@@ -263,7 +263,7 @@ class Trap:
         self.seen = 0
 
     def fail(self, folder: Path) -> None:
-        """Let all writes below ``folder`` fail for want of space."""
+        """Make all writes below ``folder`` fail with "no space left on device"."""
         self._set(folder, 0, None)
 
     def die(self, folder: Path, write: int, last_words: Callable[[], None]) -> None:
@@ -275,13 +275,13 @@ class Trap:
         self._set(folder, sys.maxsize, lambda: None)
 
     def open(self) -> None:
-        """Let everything through again."""
+        """Allow all writes again."""
         self._below = None
 
     def _set(self, folder: Path, write: int, last_words: Callable[[], None] | None) -> None:
         self._left, self._last_words, self.seen = write, last_words, 0
         self._below = _absolute(folder)
-        if not self._listens:  # a hook can never be taken away again
+        if not self._listens:  # an audit hook cannot be removed
             self._listens = True
             sys.addaudithook(self._hear)
 
@@ -302,11 +302,11 @@ class Trap:
 
 
 def _absolute(place: str | Path) -> str:
-    return os.path.abspath(place)  # noqa: PTH100  a hook must not look at the disk
+    return os.path.abspath(place)  # noqa: PTH100  a hook must not access the disk
 
 
 def _written(event: str, arguments: tuple[Any, ...]) -> str | None:
-    """Return the path that an audit event is about to write at, if it is about to write."""
+    """Return the path that an audit event is about to write, or ``None``."""
     if event == "open":
         place, _, flags = arguments
         writes = isinstance(flags, int) and bool(flags & _WRITING)

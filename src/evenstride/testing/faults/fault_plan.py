@@ -1,12 +1,12 @@
-"""Scripted faults, and who goes on after each: for simulated runs and for real ones.
+"""Scripted faults, and which workers continue after each, for simulated and for real runs.
 
-A plan names workers, faults and arrivals by committed global steps, so it needs no clock and means
-the same wherever it is run. A *generation* is the time from one start of the workers to the end
-of their process group. All of them end together, since a group cannot lose or gain a member, and
-the next generation goes on from the newest complete checkpoint.
+A plan gives the times of faults and arrivals in committed global steps. So it needs no clock, and
+means the same on every machine. A *generation* is the time from one start of the workers to the end
+of their process group. All workers of a generation end together, because a group cannot lose or
+gain a rank. The next generation continues from the newest complete checkpoint.
 
-`ScriptedRoster` decides who is in the next generation. The simulation of a plan asks it, and so
-does the `supervisor` of real processes; both must come to the same list of generations.
+`ScriptedRoster` decides which workers are in the next generation. Both the simulation of a plan and
+the `supervisor` of real processes use it, and both must produce the same generations.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from evenstride.sim.scenario.scenario_model import (
 Kind = Literal["kill", "term", "stop", "raise", "disk-full", "corrupt-newest", "crash-in-save"]
 
 _SAVING = ("disk-full", "crash-in-save")
-_GOES_ON = "disk-full"  # the one kind that ends no generation
+_GOES_ON = "disk-full"  # the only kind that does not end a generation
 NEVER = MOST_STEPS + 1
-"""The step from which somebody who never comes back may come back."""
+"""Step of return of a worker that never returns."""
 
 END = "end"
-"""What ends the last generation."""
+"""The cause of the end of the last generation."""
 
 
 def _once(names: list[str]) -> None:
@@ -48,32 +48,32 @@ def _once(names: list[str]) -> None:
 
 
 class Fault(Part):
-    """What befalls some workers when so many steps are committed; it happens once."""
+    """A fault of some workers at a number of committed steps; it happens once."""
 
     at: Step = Field(description="committed steps of the run when it happens")
     workers: list[Name] | Literal["leader"] = Field(
-        default="leader", description="whom it befalls: names, or leader for whoever has rank 0"
+        default="leader", description="affected workers: names, or leader for the one of rank 0"
     )
     kind: Kind = Field(
         description="kill: SIGKILL; term: SIGTERM, a notice to leave; stop: SIGSTOP, a hang; "
-        "raise: an exception; disk-full: the save fails for want of space; corrupt-newest: the "
+        "raise: an exception; disk-full: the save fails, no space left; corrupt-newest: the "
         "newest checkpoint is damaged, then SIGKILL; crash-in-save: SIGKILL before one of its "
         "writes"
     )
     back: Literal["now", "never"] | Step = Field(
         default="now",
-        description="when they may come back: with the next generation, never, or from a step on",
+        description="when they may return: with the next generation, never, or from a step on",
     )
     write: int | None = Field(
-        default=None, ge=1, description="crash-in-save: which write of the save does not happen"
+        default=None, ge=1, description="crash-in-save: number of the write that does not happen"
     )
     completes: bool = Field(
-        default=False, description="crash-in-save: whether the checkpoint is complete by then"
+        default=False, description="crash-in-save: whether the checkpoint is complete before it"
     )
     restart: bool = Field(
         default=False,
-        description="whether it happens while the next generation starts that begins once at steps "
-        "were committed, before its first step",
+        description="whether it happens during the start of the first generation after these "
+        "steps, before its first step",
     )
 
     @field_validator("back", mode="before")
@@ -99,25 +99,25 @@ class Fault(Part):
 
     @property
     def may_return(self) -> int:
-        """The committed step from which its workers may come back."""
+        """The committed step from which its workers may return."""
         return {"now": 0, "never": NEVER}[self.back] if isinstance(self.back, str) else self.back
 
 
 class Arrival(Part):
-    """Workers that come when so many steps are committed, and were not there from the start."""
+    """Workers that join at a number of committed steps, instead of at the start."""
 
-    at: Step = Field(description="committed steps of the run when they come")
+    at: Step = Field(description="committed steps of the run when they join")
     workers: list[Name] = Field(min_length=1, description="their names")
 
 
 class FaultPlan(Part):
-    """A run of so many steps, who trains it, and what befalls them."""
+    """The workers, the steps and the faults of a run."""
 
-    workers: list[Name] = Field(min_length=1, description="who is there from the start, by rank")
+    workers: list[Name] = Field(min_length=1, description="workers at the start, by rank")
     steps: Length = Field(description="steps of the whole run")
     save_every: Length = Field(description="steps from one checkpoint to the next")
-    faults: list[Fault] = Field(default=[], description="what befalls whom, in any order")
-    joins: list[Arrival] = Field(default=[], description="who comes later")
+    faults: list[Fault] = Field(default=[], description="faults, in any order")
+    joins: list[Arrival] = Field(default=[], description="workers that join later")
     restarts: Annotated[int, Field(ge=0, le=1_000_000)] = Field(
         default=1000, description="most generations after the first"
     )
@@ -139,7 +139,7 @@ class FaultPlan(Part):
         strange = set() if fault.workers == "leader" else set(fault.workers) - known
         if strange:
             there = ", ".join(sorted(known))
-            refuse(f"no worker is called {shown(min(strange))} (there are {there})", *place)
+            refuse(f"no worker has the name {shown(min(strange))} (allowed: {there})", *place)
         if fault.at >= self.steps:
             refuse(f"{fault.at} (allowed: 0 to {self.steps - 1})", *place, "at")
         if fault.kind in _SAVING and (fault.at == 0 or fault.at % self.save_every):
@@ -157,9 +157,9 @@ class Generation:
 
     Args:
         number: from 0 on.
-        first_step: committed steps it began with.
-        last_step: committed steps it ended with.
-        members: who took part, by rank.
+        first_step: committed steps at its start.
+        last_step: committed steps at its end.
+        members: names of its workers, by rank.
         ended_by: ``kill b``, ``join d``, several of them, or ``end``.
     """
 
@@ -172,10 +172,10 @@ class Generation:
 
 @dataclass(frozen=True, slots=True)
 class ScriptedRoster:
-    """Who takes part in a generation, and who may come from which step on."""
+    """The workers of a generation, and those that may join later."""
 
     members: tuple[str, ...]  # names, by rank
-    # The others, each with the committed step from which it may come.
+    # The other workers, each with the committed step from which it may join.
     absent: tuple[tuple[str, int], ...] = ()
 
     @classmethod
@@ -185,26 +185,26 @@ class ScriptedRoster:
         return cls(tuple(plan.workers), tuple(later))
 
     def victims(self, fault: Fault) -> tuple[str, ...]:
-        """Return the members that a fault befalls."""
+        """Return the members that a fault affects."""
         named = self.members[:1] if fault.workers == "leader" else fault.workers
         return tuple(name for name in self.members if name in named)
 
     def coming(self, reached: int) -> tuple[str, ...]:
-        """Return who is absent and may come now that ``reached`` steps are committed."""
+        """Return the absent workers that may join once ``reached`` steps are committed."""
         return tuple(name for name, step in self.absent if step <= reached)
 
     def arrivals(self, first: int) -> tuple[int, ...]:
-        """Return the steps above ``first`` at which somebody may come, in order."""
+        """Return the steps above ``first`` at which a worker may join, in order."""
         return tuple(sorted({step for _, step in self.absent if first < step < NEVER}))
 
     def after(self, faults: Iterable[Fault], reached: int) -> ScriptedRoster:
         """Return the roster of the next generation.
 
-        Survivors keep their order and come first, so that the new leader is one of them; then
-        come those who may, the newly lost last.
+        Survivors come first, in their order, so that one of them is the new leader. Workers that
+        join follow, and workers that were just lost are last.
 
         Raises:
-            ConfigError: nobody is left.
+            ConfigError: no worker is left.
         """
         happened: list[Happening] = []
         lost: dict[str, int] = {}
@@ -223,24 +223,25 @@ class ScriptedRoster:
         members = before.after_all(tuple(happened))[0].workers
         if not members:
             raise ConfigError(
-                f"nobody of {', '.join(self.members)} is left at step {reached}, and nobody may "
-                "come before a later step; let one of them come back now, or another one join"
+                f"none of the workers {', '.join(self.members)} is left at step {reached}, and "
+                "none may join before a later step; let one of them return now, or let another "
+                "one join"
             )
         return ScriptedRoster(members, tuple(pair for pair in away.absent if pair[0] not in come))
 
     def ended_by(self, faults: Iterable[Fault], reached: int) -> str:
-        """Say what ended this generation."""
-        told = [
+        """Return what ended this generation."""
+        causes = [
             f"{fault.kind} {name}"
             for fault in faults
             if fault.kind != _GOES_ON
             for name in self.victims(fault)
         ]
-        return ", ".join([*told, *(f"join {name}" for name in self.coming(reached))])
+        return ", ".join([*causes, *(f"join {name}" for name in self.coming(reached))])
 
 
 def _happenings(fault: Fault, name: str) -> list[Happening]:
-    """Return what a fault is to the membership: a loss, or a leave after a notice."""
+    """Return the membership events of a fault: a loss, or a leave after a notice."""
     if fault.kind == "term":
         return [Happening(name, MembershipEvent.NOTICE), Happening(name, MembershipEvent.LEAVE)]
     return [Happening(name, MembershipEvent.LOST)]
@@ -249,7 +250,7 @@ def _happenings(fault: Fault, name: str) -> list[Happening]:
 def happening(
     plan: FaultPlan, roster: ScriptedRoster, fired: Iterable[int], step: int
 ) -> tuple[tuple[int, Fault], ...]:
-    """Return the plan's faults, with their numbers, that befall a member now."""
+    """Return the faults, with their numbers, that affect a member at ``step``."""
     past = set(fired)
     return tuple(
         (number, fault)
@@ -261,7 +262,7 @@ def happening(
 def at_restart(
     plan: FaultPlan, roster: ScriptedRoster, fired: Iterable[int], reached: int
 ) -> tuple[tuple[int, Fault], ...]:
-    """Return the faults, with their numbers, that befall a member of a starting generation."""
+    """Return the faults, with their numbers, that affect a member of a starting generation."""
     past = set(fired)
     return tuple(
         (number, fault)
@@ -272,7 +273,7 @@ def at_restart(
 
 @dataclass
 class _SimulatedRun:
-    """A simulated run as far as it has come."""
+    """The state of a simulated run."""
 
     plan: FaultPlan
     left_at: Mapping[int, int]
@@ -282,13 +283,13 @@ class _SimulatedRun:
     saves: list[int] = field(default_factory=lambda: [0])
 
     def live(self, number: int) -> Generation:
-        """Return the next generation, and move to the one after it."""
+        """Return the next generation, and advance to the one after it."""
         plan, roster, first = self.plan, self.roster, self.saves[-1]
         ending = at_restart(plan, roster, self.fired, self.reached) if number else ()
         step = first
         if not ending:
             ending = self._at(first, begins=True)
-        while not ending and step < plan.steps and not (step > first and self._somebody_comes()):
+        while not ending and step < plan.steps and not (step > first and self._may_join()):
             step += 1
             self.reached = max(self.reached, step)
             ending = self._at(step)
@@ -301,11 +302,11 @@ class _SimulatedRun:
         why = roster.ended_by(faults, self.reached)
         return Generation(number, first, step, roster.members, why)
 
-    def _somebody_comes(self) -> bool:
+    def _may_join(self) -> bool:
         return bool(self.roster.coming(self.reached))
 
     def _at(self, step: int, *, begins: bool = False) -> tuple[tuple[int, Fault], ...]:
-        """Save and meet what happens at a step; return what ends the generation."""
+        """Save, and apply the faults of a step; return those that end the generation."""
         met = happening(self.plan, self.roster, self.fired, step)
         if begins:  # what is restored is not saved again
             met = tuple(pair for pair in met if pair[1].kind not in _SAVING)
@@ -329,21 +330,20 @@ class _SimulatedRun:
 
 
 def simulate_plan(plan: FaultPlan, left_at: Mapping[int, int] | None = None) -> list[Generation]:
-    """Return the generations that a plan comes to.
+    """Return the generations of a plan.
 
-    Checkpoints are complete as soon as their step is committed. A generation that ends goes on
-    from the newest complete one; only who leaves after a notice has one taken just before.
-    What else befalls anybody between a notice and its leave is left out.
+    Checkpoints are complete as soon as their step is committed. A new generation continues from the
+    newest complete one. Only a worker that leaves after a notice takes a checkpoint just before.
+    Faults between a notice and the leave are ignored.
 
     Args:
-        plan: what happens.
-        left_at: for faults of kind ``term``, by their number in the plan, the step at which the
-            checkpoint before the leave was taken. It follows the notice by as many steps as the
-            workers take to agree on it, which only a real run knows; the notice's own step if
-            not given.
+        plan: the workers, the steps and the faults.
+        left_at: for faults of kind ``term``, by their number in the plan, the step of the
+            checkpoint before the leave. The workers take some steps after the notice to agree on
+            it, and only a real run knows how many. The step of the notice if not given.
 
     Raises:
-        ConfigError: nobody is left to go on, or the plan needs more restarts than it allows.
+        ConfigError: no worker is left, or the plan needs more restarts than it allows.
 
     Cost:
         Proportional to the steps trained, those trained again included.
@@ -361,14 +361,14 @@ def simulate_plan(plan: FaultPlan, left_at: Mapping[int, int] | None = None) -> 
     while not generations or generations[-1].ended_by != END:
         if len(generations) > plan.restarts:
             raise ConfigError(
-                f"the run is not over after {plan.restarts} restarts, which is all that the plan "
-                f"allows; it stands at step {run.saves[-1]} of {plan.steps}; raise restarts"
+                f"the run is at step {run.saves[-1]} of {plan.steps} after {plan.restarts} "
+                "restarts, the most that the plan allows; raise restarts"
             )
         generations.append(run.live(len(generations)))
     return generations
 
 
 def steps_again(generations: Iterable[Generation]) -> int:
-    """Return how many steps were trained again because a generation began before the last's end."""
+    """Return the number of steps trained again, because a generation began before the last end."""
     pairs = itertools.pairwise(generations)
     return sum(max(one.last_step - after.first_step, 0) for one, after in pairs)

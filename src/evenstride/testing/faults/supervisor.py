@@ -1,8 +1,8 @@
-"""Run a script as workers under a plan of faults, and start them again after each.
+"""Run a script as workers under a plan of faults, and restart the workers after each fault.
 
-The workers of a generation meet in a store of the supervisor's own, so that no worker's death
-takes it along. When one dies, the others are ended too, as under torchrun; who is in the next
-generation is decided by `fault_plan`, as in a simulated run of the same plan.
+The supervisor serves the store of each generation, so that the store survives the death of any
+worker. When a worker dies, the supervisor ends the others too, as torchrun does. `fault_plan`
+decides which workers are in the next generation, as in a simulated run of the same plan.
 """
 
 from __future__ import annotations
@@ -43,23 +43,26 @@ _POLL_S = 0.02
 _PRELOAD = ("evenstride.testing.faults.fault_injection",)
 
 Meddle = Callable[[Mapping[str, int], int], str | None]
-"""Given the running workers' processes and the committed steps, whom to kill now, if anybody."""
+"""Returns the name of a worker to kill now, or ``None``.
+
+The arguments are the process ids of the running workers and the number of committed steps.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What to run.
+    """A script to run under a plan of faults.
 
     Args:
-        command: script and arguments; the script calls `Injector`.
-        plan: who trains, and what befalls them.
-        folder: for the workers' output and what they tell; one run's own.
-        environment: variables on top of this process's own.
-        deadline_s: longest time for the whole run.
-        hang_s: longest time without progress of any worker, before all are started again.
-        grace_s: how long a worker may still run once it is told to end.
+        command: script and arguments. The script must call `Injector`.
+        plan: the workers, the steps and the faults.
+        folder: for output and progress of the workers, used by this run only.
+        environment: environment variables, in addition to those of this process.
+        deadline_s: longest time for the whole run, in seconds.
+        hang_s: longest time without progress of any worker before all are restarted, in seconds.
+        grace_s: time for a worker to end after it is asked to, in seconds.
         zygote: whether workers are forked from a process that has imported torch.
-        meddle: kills that no plan knows of; asked some fifty times a second.
+        meddle: kills that the plan does not contain; called about 50 times a second.
     """
 
     command: tuple[str, ...]
@@ -75,24 +78,24 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Lived:
-    """One generation as it was."""
+    """One generation of a real run."""
 
-    generation: Generation  # as a simulation tells it
-    # Exit codes, by worker; negative ones are signals, also those of the supervisor.
+    generation: Generation  # in the form of a simulated run
+    # Exit codes, by worker. Negative codes are signals, including those of the supervisor.
     codes: dict[str, int]
-    # Seconds from the end that began it to its first committed step; ``None`` for the first
-    # generation, and for one that committed nothing.
+    # Seconds from the end of the previous generation to the first committed step. ``None`` for the
+    # first generation, and for one without a committed step.
     recovery_s: float | None
-    faults: tuple[int, ...] = ()  # numbers of the plan's faults that ended it
+    faults: tuple[int, ...] = ()  # numbers of the faults that ended it
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a run came to.
+    """The result of a run.
 
     Args:
         lived: its generations.
-        seconds: from the first start to the last end.
+        seconds: time from the first start to the last end.
     """
 
     lived: tuple[Lived, ...]
@@ -100,25 +103,25 @@ class Outcome:
 
     @property
     def generations(self) -> list[Generation]:
-        """The generations alone."""
+        """The generations, without exit codes and times."""
         return [lived.generation for lived in self.lived]
 
 
 def supervise(job: Job, starter: Starter | None = None) -> Outcome:
-    """Run a job to its end; no process it started is left, however it ends.
+    """Run a job to its end, and end all its processes in any case.
 
     Args:
-        job: what to run.
-        starter: what starts the workers, kept by the caller for several jobs; a new one, closed
-            at the end, if ``None``.
+        job: the script, the plan and the limits of the run.
+        starter: starts the workers. The caller may use it for several jobs, and closes it. If
+            ``None``, a new one is used and closed at the end.
 
     Raises:
-        LaunchError: the deadline passed, the plan's restarts are used up, or the workers do not
-            come up; the message ends with a worker's last output.
-        ConfigError: nobody is left to go on.
+        LaunchError: the deadline passed, the plan allows no more restarts, or the workers do not
+            start. The message ends with the last output of a worker.
+        ConfigError: no worker is left.
     """
     environment = {**LOCAL, **os.environ, **job.environment}
-    with _told_to_end():
+    with _exit_on_sigterm():
         mine = starter is None
         if starter is None:
             starter = FromZygote(environment, _PRELOAD) if job.zygote else FromScratch()
@@ -130,7 +133,7 @@ def supervise(job: Job, starter: Starter | None = None) -> Outcome:
 
 
 @contextlib.contextmanager
-def _told_to_end() -> Iterator[None]:
+def _exit_on_sigterm() -> Iterator[None]:
     mine = threading.current_thread() is threading.main_thread()
     former = signal.getsignal(signal.SIGTERM)
     if not mine or former is not signal.SIG_DFL:
@@ -156,7 +159,7 @@ class _Supervisor:
         while not self._lived or self._lived[-1].generation.ended_by != END:
             if len(self._lived) > self._job.plan.restarts:
                 raise LaunchError(
-                    f"the run is not over after {self._job.plan.restarts} restarts, which is all "
+                    f"the run has not ended after {self._job.plan.restarts} restarts, the most "
                     f"that the plan allows; raise restarts; {self._last_words()}"
                 )
             self._lived.append(self._live(len(self._lived)))
@@ -178,7 +181,7 @@ class _Supervisor:
         return lived
 
     def _watch(self, group: _ProcessGroup) -> float:
-        """Wait until the generation is over or must be; return when that was."""
+        """Wait until the generation ends or must be ended; return the time."""
         seen: tuple[int, float] = (-1, time.monotonic())
         while True:
             group.hear(_POLL_S)
@@ -191,7 +194,7 @@ class _Supervisor:
                 return now_s
             if now_s > self._started_s + self._job.deadline_s:
                 raise LaunchError(
-                    f"the run was not over after {self._job.deadline_s:.0f} s, at step "
+                    f"the run had not ended after {self._job.deadline_s:.0f} s, at step "
                     f"{group.step} of {self._job.plan.steps}; {self._last_words()}"
                 )
             victim = self._job.meddle(group.running, group.step)
@@ -233,7 +236,7 @@ class _ProcessGroup:
         self.held = False
         self.running: dict[str, int] = {}
         self._starter, self._journal = starter, journal
-        self._own: set[str] = set()  # who ended before anybody was told to
+        self._own: set[str] = set()  # workers that ended before the supervisor ended any
         self._stopped: tuple[str, ...] = ()
 
     def start(
@@ -244,7 +247,7 @@ class _ProcessGroup:
             environment = {
                 **base,
                 **rank_variables(rank, size, store),
-                # What torchrun sets besides, so that the ranks find a launcher that starts again.
+                # torchrun sets these too; they tell the ranks that the launcher restarts.
                 "GROUP_RANK": "0",
                 "TORCHELASTIC_RESTART_COUNT": str(self.orders.number),
                 "TORCHELASTIC_RUN_ID": "elastic-lab",
@@ -271,17 +274,17 @@ class _ProcessGroup:
 
     @property
     def step(self) -> int:
-        """Committed steps of whoever has come furthest; -1 before the first has begun."""
+        """Largest number of committed steps of any worker; -1 before the first has begun."""
         return max((one.step for one in self.progress()), default=-1)
 
     def progress(self) -> list[WorkerProgress]:
-        """Return how far those members have come that have begun."""
+        """Return the progress of the members that have begun."""
         number = self.orders.number
         noted = [self._journal.progress(number, n) for n in self.orders.roster.members]
         return [one for one in noted if one is not None]
 
     def holds(self) -> bool:
-        """Return whether all members wait for somebody who comes."""
+        """Return whether all members wait for a worker that joins."""
         noted = self.progress()
         complete = len(noted) == len(self.orders.roster.members)
         self.held = complete and all(one.held for one in noted)
@@ -294,7 +297,7 @@ class _ProcessGroup:
         self.hear(0.0)
 
     def unplanned(self, step: int) -> list[Fault]:
-        """Return what must have happened, if the plan does not tell."""
+        """Return the fault that must have happened, if the plan does not contain it."""
         killed = [n for n in self.orders.roster.members if n in self._own and self.codes[n] < 0]
         failed = [n for n in self.orders.roster.members if n in self._own and self.codes[n] > 0]
         if killed:

@@ -57,9 +57,7 @@ def test_all_policies_that_fit_are_compared_and_ours_comes_first(
     assert all(tuple(row) == FIELDS for row in rows(answer))
 
 
-def test_what_cannot_be_served_is_left_out_and_told_in_one_line_each(
-    shell: Shell, files: list[str]
-) -> None:
+def test_what_cannot_be_served_is_left_out_in_one_line_each(shell: Shell, files: list[str]) -> None:
     answer = shell("compare", *files, "--seeds", "1", "--json")
 
     plain = {row["policy"] for row in rows(answer) if row["scenario"] == "plain"}
@@ -97,9 +95,9 @@ def test_the_last_column_is_our_lead_with_its_interval(shell: Shell, files: list
 
 
 def test_the_sentence_says_where_ours_is_behind(shell: Shell, files: list[str]) -> None:
-    told = shell("compare", *files, "-p", "adaptive,static:48,12", "--seeds", "2", "--lag", "8")
+    output = shell("compare", *files, "-p", "adaptive,static:48,12", "--seeds", "2", "--lag", "8")
 
-    check_message(told.out.splitlines()[-2], "1%")
+    check_message(output.out.splitlines()[-2], "1%")
 
 
 def test_a_plot_is_drawn_for_each_scenario_and_lag(
@@ -167,25 +165,26 @@ def test_figures_are_printed_before_they_are_drawn(
 
 
 REFUSALS = [
-    ([], "no scenario to simulate; give files or folders of them: evenstride compare cluster.yaml"),
-    (["a.yaml", "-p", "magic"], "unknown policy 'magic'; the policies are adaptive,"),
-    (["a.yaml", "-p", "static"], "no policy can serve: policy static, that is static:flops, n"),
-    (["a.yaml", "--seeds", "few"], "seeds 'few' are not understood"),
-    (["a.yaml", "--speeds", "1,1"], "--speeds does not go with scenario files; add --real"),
-    (["a.yaml", "--change", "9:1,1"], "--change does not go with scenario files; add --real"),
-    (["a.yaml", "--repeats", "2"], "--repeats does not go with scenario files; add --real"),
-    (["a.yaml", "--plot", "a.yaml"], "a.yaml is no folder; give one to write the plots into"),
+    ([], "no scenario given: expected a scenario file, a folder of them, or the name of a"),
+    (["refrence"], "similar names are reference,"),
+    (["a.yaml", "-p", "magic"], "unknown policy 'magic'; available policies: adaptive,"),
+    (["a.yaml", "-p", "static"], "no policy can run: policy static, that is static:flops, nee"),
+    (["a.yaml", "--seeds", "few"], "--seeds is 'few': expected a number"),
+    (["a.yaml", "--speeds", "1,1"], "--speeds cannot be used with scenarios; add --real"),
+    (["a.yaml", "--change", "9:1,1"], "--change cannot be used with scenarios; add --real"),
+    (["a.yaml", "--repeats", "2"], "--repeats cannot be used with scenarios; add --real"),
+    (["a.yaml", "--plot", "a.yaml"], "a.yaml is not a folder; give a folder for the plots"),
     (["a.yaml", "--plot", "/proc/x"], "cannot write /proc/x/plain.png (No such file or"),
     (["--real", "--plot", "/proc/x"], "cannot write /proc/x/real-1-0.5-0.2.png (No such file"),
-    (["--real", "a.yaml"], "--real runs a script, and a.yaml is none; leave --real out to"),
-    (["--real", "--speeds", "1,1", "--", "b.YML", "--lr", "1"], "and b.YML is none; leave --re"),
-    (["--real", "--lag", "3"], "--lag does not go with --real"),
-    (["--real", "--cold-lag", "3"], "--cold-lag does not go with --real"),
-    (["--real", "--seeds", "3"], "--seeds does not go with --real"),
-    (["--real", "--every", "3"], "--every does not go with --real"),
+    (["--real", "a.yaml"], "--real runs a script, but a.yaml is a scenario; leave --real out to"),
+    (["--real", "--speeds", "1,1", "--", "b.YML", "--lr", "1"], "but b.YML is a scenario; leave"),
+    (["--real", "--lag", "3"], "--lag cannot be used with --real"),
+    (["--real", "--cold-lag", "3"], "--cold-lag cannot be used with --real"),
+    (["--real", "--seeds", "3"], "--seeds cannot be used with --real"),
+    (["--real", "--every", "3"], "--every cannot be used with --real"),
     (["--real", "--speeds", "1,0"], "a speed of 0 cannot be"),
     (["--real", "--policy", "magic"], "unknown policy 'magic'"),
-    (["--real", "--change", "soon"], "change 'soon' is not understood"),
+    (["--real", "--change", "soon"], "invalid change 'soon'"),
 ]
 
 

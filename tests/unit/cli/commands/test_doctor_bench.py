@@ -91,9 +91,9 @@ WRONG = {
 
 
 def test_the_block_says_what_it_is_and_holds_every_part() -> None:
-    told = tell_bench({**MACHINE, "bench": BENCH})
+    output = tell_bench({**MACHINE, "bench": BENCH})
 
-    first, blank, fence, *lines, end = told.splitlines()
+    first, blank, fence, *lines, end = output.splitlines()
     check_message(first, "0.1.0", "NVIDIA")
     assert (blank, fence, end) == ("", "```", "```")
     heads = [line[:12].rstrip() for line in lines]
@@ -111,30 +111,30 @@ def test_the_block_says_what_it_is_and_holds_every_part() -> None:
         "",
         "wrong",
     ]
-    for told_there in (
+    for printed_elsewhere in (
         "NVIDIA L4 (Ada, sm_89), 24.0 GiB, bf16 native, compile yes; node/1, x86_64",
         "float64 off by 2.0e-16: exact (limit 1e-12; 7.6e-01 without weights)",
-        "share 85: own work 10.000 ms, our clock read 10.100 ms, 1.010 times that, step by step",
-        "share 171: own work 20.000 ms, nothing was reported in time",
-        "1.500 times as fast (median of pairs, 95 % 1.400 to 1.600; bound 1.550",
-        "shares 170/86, changed 2 time(s), 9 pairs",
-        "a step of 256 samples: 1.0051 times as long (median of pairs, 95 % 1.0010 to 1.0080)",
-        "plain against itself 0.9998 (95 % 0.9980 to 1.0020), 12 pairs; under 1 %: met; own time ",
+        "share 85: busy time 10.000 ms, evenstride measured 10.100 ms (median ratio 1.010)",
+        "share 171: busy time 20.000 ms, no step was reported in time",
+        "speed-up 1.500 (median of pairs, 95 % 1.400 to 1.600; bound 1.550",
+        "shares 170/86, 2 change(s), 9 pairs",
+        "ratio 1.0051 (median of pairs, 95 % 1.0010 to 1.0080)",
+        "plain / plain 0.9998 (95 % 0.9980 to 1.0020), 12 pairs; under 1 %: met; own time ",
         "wrong       nothing",
     ):
-        assert told_there in told
+        assert printed_elsewhere in output
 
 
-def test_what_is_not_known_or_not_exact_is_told_so() -> None:
+def test_what_is_not_known_or_not_exact_is_reported_so() -> None:
     unknown = {**BENCH, "balance": {**BENCH["balance"], "bound_model": None}}
 
-    assert "bound not known" in tell_bench({**MACHINE, "bench": unknown})
+    assert "bound unknown" in tell_bench({**MACHINE, "bench": unknown})
     wrong = tell_bench({**MACHINE, "bench": WRONG})
     assert "off by 3.0e-03: NOT EXACT" in wrong
     assert f"wrong       {REASON}" in wrong
 
 
-def test_one_process_is_told_how_to_measure_the_rest() -> None:
+def test_one_process_is_reported_how_to_measure_the_rest() -> None:
     lines = tell_bench({**MACHINE, "bench": ALONE}).splitlines()
 
     check_message(lines[0], "0.1.0", "NVIDIA")
@@ -160,11 +160,11 @@ def benched(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 def test_what_is_as_promised_ends_with_0(shell: Shell, benched: dict[str, Any]) -> None:
-    told, as_json = shell("doctor", "--bench"), shell("doctor", "--bench", "--json")
+    output, as_json = shell("doctor", "--bench"), shell("doctor", "--bench", "--json")
 
-    assert (told.code, as_json.code) == (0, 0)
-    assert told.out == tell_bench({**MACHINE, "bench": BENCH}) + "\n"
-    assert told.err == "measuring\n"
+    assert (output.code, as_json.code) == (0, 0)
+    assert output.out == tell_bench({**MACHINE, "bench": BENCH}) + "\n"
+    assert output.err == "measuring\n"
     assert as_json.json() == json.loads(json.dumps({**MACHINE, "bench": BENCH}))
     assert [world_size for world_size, _ in benched["asked"]] == [1, 1]
     assert benched["asked"][0][1] == BenchBudget.of(90.0)
@@ -173,11 +173,11 @@ def test_what_is_as_promised_ends_with_0(shell: Shell, benched: dict[str, Any]) 
 def test_what_is_wrong_ends_with_1_and_the_reason(shell: Shell, benched: dict[str, Any]) -> None:
     benched["findings"] = WRONG
 
-    told = shell("doctor", "--bench")
+    output = shell("doctor", "--bench")
 
-    assert told.code == 1
-    assert told.err == f"measuring\nwrong: {REASON}\n"
-    assert told.out.startswith("### evenstride")
+    assert output.code == 1
+    assert output.err == f"measuring\nwrong: {REASON}\n"
+    assert output.out.startswith("### evenstride")
 
 
 def test_other_ranks_are_silent_and_end_alike(
@@ -284,8 +284,8 @@ def launched(arguments: list[str], temporary: Path) -> list[tuple[int, str, str]
             for rank in range(2)
         ]
         try:
-            told = [process.communicate(timeout=100) for process in processes]
+            output = [process.communicate(timeout=100) for process in processes]
         finally:
             for process in processes:
                 process.kill()
-    return [(p.returncode, out, err) for p, (out, err) in zip(processes, told, strict=True)]
+    return [(p.returncode, out, err) for p, (out, err) in zip(processes, output, strict=True)]

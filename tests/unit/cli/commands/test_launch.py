@@ -104,11 +104,11 @@ def test_a_script_that_is_not_there_is_refused_once_and_not_at_each_restart(
     script.with_name("folder").mkdir()
     result = CliRunner().invoke(app, ["--spot", name])
 
-    told = str(result.exception)
+    printed = str(result.exception)
     assert isinstance(result.exception, ConfigError)
-    check_message(told, name)
-    assert "-- -m pkg.module; correct the name" in told
-    assert ("it is a folder" if name == "folder" else str(script.parent)) in told
+    check_message(printed, name)
+    assert "-- -m pkg.module; correct the name" in printed
+    assert ("a folder" if name == "folder" else str(script.parent)) in printed
     assert result.stdout == ""
     assert not executed
 
@@ -171,7 +171,7 @@ def test_a_store_alone_is_announced(as_json: bool) -> None:
         check_message(out, "127.0.0.1:29555")
 
 
-def test_a_store_alone_serves_whoever_comes_until_it_is_told_to_end() -> None:
+def test_a_store_alone_serves_until_a_signal_ends_it() -> None:
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     with socket.socket() as probe:

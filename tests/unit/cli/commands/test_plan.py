@@ -82,16 +82,17 @@ def test_a_deadline_chooses_the_cheapest_that_keeps_it(plan: Plan) -> None:
         assert row["cost_low_usd"] < row["cost_usd"] < row["cost_high_usd"]
 
 
-def test_people_are_told_what_and_why(plan: Plan) -> None:
-    told = plan("--objective", "cost", "--script", "train.py --lr 0.1").out
+def test_people_are_reported_what_and_why(plan: Plan) -> None:
+    output = plan("--objective", "cost", "--explain", "--script", "train.py --lr 0.1").out
+    output = " ".join(output.split())
 
-    assert "Chosen: " in told
-    assert "It is the cheapest." in told
-    assert "refused, line 5 (broken)" in told
-    assert "links were not measured" in told or "1 x small" in told
-    assert "torchrun " in told
-    assert "train.py --lr 0.1" in told
-    assert "undated" in told
+    assert "Chosen: " in output
+    assert "It is the cheapest." in output
+    assert "refused, line 5 (broken)" in output
+    assert "links were not measured" in output or "1 x small" in output
+    assert "torchrun " in output
+    assert "train.py --lr 0.1" in output
+    assert "undated" in output
 
 
 def test_files_for_skypilot_and_a_plot_are_written(plan: Plan, tmp_path: Path) -> None:
@@ -171,7 +172,7 @@ def test_epochs_count_at_one_batch(profile: Path, plan: Plan) -> None:
     assert "batches of 512 and 1024" in plan(str(other)).err
 
 
-def test_the_epochs_at_the_chosen_batch_are_told_everywhere(plan: Plan) -> None:
+def test_the_epochs_at_the_chosen_batch_are_reported_everywhere(plan: Plan) -> None:
     options = ("--batches", "1024", "--objective", "cost")
     row = (found := plan(*options, "--json").json())["candidates"][0]
 
@@ -180,12 +181,12 @@ def test_the_epochs_at_the_chosen_batch_are_told_everywhere(plan: Plan) -> None:
     assert row["epochs_low"] == pytest.approx(20 * 3624 / 3112)
     assert row["epochs_high"] == pytest.approx(20 * 2524 / 2012)
     assert found["variables"] == {"EVENSTRIDE_EPOCHS": "25", "EVENSTRIDE_GLOBAL_BATCH": "1024"}
-    told = plan(*options, "--sync", "bsp-ps(servers=1)").out
-    assert "batch 1024, 24.08 (23.29 to 25.09) epochs: " in told
-    assert re.search(r"\bepochs\b", told.partition("Chosen: ")[0])
-    check_message(told, "1024", "25", "train.py")
+    output = plan(*options, "--sync", "bsp-ps(servers=1)").out
+    assert "batch 1024, 24.08 (23.29 to 25.09) epochs: " in output
+    assert re.search(r"\bepochs\b", output.partition("Chosen: ")[0])
+    check_message(output, "1024", "25", "train.py")
     named = "EVENSTRIDE_EPOCHS=25 EVENSTRIDE_GLOBAL_BATCH=1024 EVENSTRIDE_SYNC='bsp-ps(servers=1)'"
-    assert f"{named} torchrun " in told
+    assert f"{named} torchrun " in output
 
 
 def test_files_for_skypilot_tell_the_script_of_the_plan(plan: Plan, tmp_path: Path) -> None:
@@ -198,12 +199,12 @@ def test_files_for_skypilot_tell_the_script_of_the_plan(plan: Plan, tmp_path: Pa
 
 
 def test_spot_without_spot_prices_says_so(plan: Plan, profile: Path) -> None:
-    told = plan("--spot", "--json").json()["caveats"]
-    assert any("--spot changes nothing" in one for one in told)
+    output = plan("--spot", "--json").json()["caveats"]
+    assert any("--spot changes nothing" in one for one in output)
     prices = profile.with_name("prices.csv")
     prices.write_text("type,usd_per_h,accelerator,spot\nsmall,1.0,T4,0.4\n")
-    told = plan("--spot", "--restart", "3m", "--json").json()["caveats"]
-    assert not any("--spot changes" in one for one in told)
+    output = plan("--spot", "--restart", "3m", "--json").json()["caveats"]
+    assert not any("--spot changes" in one for one in output)
 
 
 def test_with_epochs_it_does_not_matter_what_profiles_came_to(
@@ -226,7 +227,7 @@ def test_with_epochs_it_does_not_matter_what_profiles_came_to(
     assert "different targets" in shell("plan", str(profile), str(other), *prices).refusal()
 
 
-def test_todays_n1_machines_are_told_apart(
+def test_todays_n1_machines_are_distinguished(
     profile: Path, shell: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fetched = SimpleNamespace(query=lambda **_: N1, GPUHuntError=RuntimeError)
@@ -239,10 +240,10 @@ def test_todays_n1_machines_are_told_apart(
     profile.write_text(json.dumps({**plain, "devices": [device]}))
     assert "call it n1-standard-8+none, n1-standard-8+T4 or" in shell(*options).refusal()
     profile.write_text(json.dumps({**plain, "devices": [{**device, "device": "Tesla T4"}]}))
-    told = shell(*options, "--max-nodes", "1", "--no-transfer").out
+    output = shell(*options, "--max-nodes", "1", "--no-transfer").out
 
-    assert "Chosen: 1 x n1-standard-8+T4:1" in told
-    assert "- n1-standard-8+T4:1: 0.73 USD/h" in told
+    assert "Chosen: 1 x n1-standard-8+T4:1" in output
+    assert "Price: n1-standard-8+T4:1: 0.73 USD/h" in output
     task = yaml.safe_load((sky / "evenstride.yaml").read_text())
     assert task["resources"]["accelerators"] == "T4:1"
 
@@ -260,8 +261,8 @@ def test_steps_of_a_processor_are_not_planned_as_those_of_an_accelerator(
     changed(profile, computed_on="cpu")
 
     assert "small has the accelerator T4" in plan().refusal()
-    told = " ".join(plan("--force", "--objective", "cost").out.split())
-    check_message(told)
+    output = " ".join(plan("--force", "--objective", "cost").out.split())
+    check_message(output)
     changed(profile, computed_on="cpu", type="other")
     found = plan("--objective", "cost", "--json").json()
     assert {row["cluster"].split(" x ")[1] for row in found["candidates"]} == {"other"}
@@ -270,10 +271,10 @@ def test_steps_of_a_processor_are_not_planned_as_those_of_an_accelerator(
 def test_a_type_that_is_not_on_offer_is_named(profile: Path, plan: Plan) -> None:
     changed(profile, type="smal")
 
-    told = plan().refusal()
+    output = plan().refusal()
 
-    assert "has no smal, " in told
-    assert "nearest are small" in told
+    assert "has no smal, " in output
+    assert "nearest are small" in output
 
 
 def test_profiles_of_other_models_are_refused_for_that_first(profile: Path, plan: Plan) -> None:
@@ -289,9 +290,9 @@ def test_a_profile_that_fits_badly_is_doubted(profile: Path, plan: Plan) -> None
     points = [{"samples": b, "step_s": t} for b, t in ((64, 0.054), (256, 0.044), (512, 0.119))]
     changed(profile, points=points)
 
-    told = plan("--objective", "cost", "--json").json()["caveats"]
+    output = plan("--objective", "cost", "--json").json()["caveats"]
 
-    check_message(told)
+    check_message(output)
 
 
 def test_the_script_is_the_one_that_was_measured(profile: Path, plan: Plan) -> None:
@@ -312,11 +313,11 @@ def test_spot_says_what_it_takes_for_granted(profile: Path, plan: Plan, tmp_path
 
     answer = plan("--spot", "--objective", "cost", "--sky", str(tmp_path / "sky"))
 
-    told = " ".join(answer.out.split())
-    assert "it needs an evenstride.Checkpointer" in told
-    check_message(told, "--restart")
-    assert "evenstride launch --store-only" in told
-    assert "--spot train.py" in told
+    output = " ".join(answer.out.split())
+    assert "it needs an evenstride.Checkpointer" in output
+    check_message(output, "--restart")
+    assert "evenstride launch --store-only" in output
+    assert "--spot train.py" in output
 
 
 @pytest.mark.parametrize("columns", ["80", "120"])
@@ -333,8 +334,67 @@ def test_a_plan_is_no_wider_than_the_terminal_but_for_lines_to_run(
     mixed = [row["cluster"] for row in found["candidates"] if " + " in row["cluster"]]
     assert mixed, "so that a name of two types has to be shown"
     assert "…" not in before
-    rows = len(found["candidates"])
-    assert rows <= 12 or f"of the {rows} that" in before
+    table = [line for line in lines if re.match(r"[* ]  \d+ x ", line)]
+    left_out = len(found["candidates"]) - len(table)
+    assert 1 < len(table) <= 12 < left_out
+    assert f"{left_out} more candidates" in before
+
+
+def rows_of(text: str) -> list[str]:
+    """Return the clusters in the table of a plan, the marked one with a star."""
+    return re.findall(r"^([* ]  \d+ x \S+)", text, re.MULTILINE)
+
+
+@pytest.mark.parametrize("columns", ["80", "100", "200"])
+def test_there_is_one_table_of_at_most_100_columns(
+    plan: Plan, profile: Path, monkeypatch: pytest.MonkeyPatch, columns: str
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    name = "small" if columns == "80" else "small-machine-with-a-long-name-in-zone-a"
+    changed(profile, type=name)
+    prices = profile.with_name("prices.csv")
+    prices.write_text(prices.read_text().replace("small", name))
+
+    shown = plan("--objective", "cost", "--no-mixed").out
+    headings = [line for line in shown.splitlines() if "cluster" in line and "batch" in line]
+    assert len(headings) == 1
+    assert {"cluster", "batch", "time", "USD"} <= set(headings[0].split())
+    table = shown[shown.index(headings[0]) : shown.index("Chosen: ")]
+    assert max(map(len, table.splitlines()[:-2])) <= min(int(columns), 100)
+
+
+def test_nearly_equal_candidates_are_left_out_of_the_table(plan: Plan) -> None:
+    asked = ("--objective", "time", "--no-mixed")
+    shown, found = plan(*asked).out, plan(*asked, "--json").json()
+
+    assert len(rows_of(shown)) < len(found["candidates"])
+    (chosen,) = [row for row in rows_of(shown) if row.startswith("*")]
+    assert (
+        chosen.removeprefix("*").split() == found["candidates"][found["chosen"]]["cluster"].split()
+    )
+
+
+def test_a_machine_at_a_higher_price_for_the_same_speed_is_not_in_the_table(
+    plan: Plan, profile: Path
+) -> None:
+    prices = "type,usd_per_h,accelerator\nsmall,1.0,T4\nlarge,3.5,A100\nlarger,7.0,A100\n"
+    profile.with_name("prices.csv").write_text(prices)
+
+    shown = plan("--objective", "knee").out
+    assert "x large " in shown
+    assert "larger" not in shown.partition("Chosen: ")[0]
+
+
+def test_five_notes_are_shown_and_the_rest_on_request(plan: Plan) -> None:
+    few, all_of_them = (
+        re.findall(r"^- (.*)$", plan("--objective", "time", *more).out, re.MULTILINE)
+        for more in ((), ("--explain",))
+    )
+
+    assert few[:5] == all_of_them[:5] and len(few) == 6
+    assert few[5] == f"{len(all_of_them) - 5} more: --explain"
+    caveats = plan("--objective", "time", "--json").json()["caveats"]
+    assert len(all_of_them) >= len(caveats) > 3
 
 
 def test_the_folder_of_a_search_has_several_runs(tmp_path: Path, shell: Shell) -> None:
@@ -342,9 +402,9 @@ def test_the_folder_of_a_search_has_several_runs(tmp_path: Path, shell: Shell) -
         (tmp_path / "on" / f"phase-{number}").mkdir(parents=True)
         (tmp_path / "on" / f"phase-{number}" / "trace.jsonl").write_text("x" * size)
 
-    told = shell("plan", str(tmp_path / "on"), "--as", "small").refusal()
+    output = shell("plan", str(tmp_path / "on"), "--as", "small").refusal()
 
-    assert told.rstrip().endswith("on/phase-2")
+    assert output.rstrip().endswith("on/phase-2")
 
 
 def test_a_run_beside_a_profile_tells_of_noise_at_a_batch_of_its_own(

@@ -79,4 +79,4 @@ def test_a_search_that_is_interrupted_says_how_to_go_on(
 def test_what_is_for_a_search_means_nothing_without_one(shell: Shell) -> None:
     text = shell("plan", "profile.json", "--workers", "1,2").refusal()
 
-    assert "--workers is for plan --online" in text
+    assert "--workers needs --online" in text

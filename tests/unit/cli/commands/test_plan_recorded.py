@@ -104,9 +104,9 @@ def test_what_cannot_be_is_refused(
     check_message(answer.err, *why)
 
 
-def test_people_are_told_how_well_was_searched(plan: Plan) -> None:
-    told = " ".join(plan("--objective", "cost").out.split())
+def test_people_are_reported_how_well_was_searched(plan: Plan) -> None:
+    text = " ".join(plan("--objective", "cost").out.split())
 
-    check_message(told, "0.00%")
+    check_message(text, "0.00%")
     within = " ".join(plan("--deadline", "2h").out.split())
     check_message(within)

@@ -116,7 +116,9 @@ def test_runs_alone_need_names_for_their_machines(plan: Plan, tmp_path: Path) ->
     assert found["types_measured"] == ["small"]
 
 
-def test_people_are_told_of_trainings_and_of_runs_that_are_none(plan: Plan, profile: Path) -> None:
+def test_people_are_reported_of_trainings_and_of_runs_that_are_none(
+    plan: Plan, profile: Path
+) -> None:
     runs = three(profile.parent, noise_law)
     short = profile.parent / "short"
     life(
@@ -127,9 +129,9 @@ def test_people_are_told_of_trainings_and_of_runs_that_are_none(plan: Plan, prof
         torch=TORCH,
     )
 
-    told = plan(str(profile), *runs, str(short), "--target-loss", "0.35").out
+    text = plan(str(profile), *runs, str(short), "--target-loss", "0.35").out
 
-    check_message(lines_with(told, "epochs to", "did not come", "nearest"), "12.1", "0.5")
+    check_message(lines_with(text, "epochs to", "did not reach", "nearest"), "12.1", "0.5")
 
 
 def test_links_of_a_run_count_beside_a_profile(plan: Plan, profile: Path) -> None:

@@ -44,24 +44,24 @@ def test_a_script_or_folder_that_is_not_there_is_refused_at_once(
 
 
 def test_steps_of_a_processor_under_the_name_of_an_accelerator_are_doubted() -> None:
-    (told,) = doubts(measured("g4dn.xlarge", "cpu"))
+    (text,) = doubts(measured("g4dn.xlarge", "cpu"))
 
-    check_message(told, "g4dn.xlarge")
+    check_message(text, "g4dn.xlarge")
     assert doubts(measured("g4dn.xlarge", "cuda")) == []
     assert doubts(measured("this-machine", "cpu")) == []
     assert tell(measured("g4dn.xlarge", "cpu"), Path("a.json")).endswith("refuses this profile")
 
 
 @pytest.mark.parametrize(
-    ("type_", "told"),
+    ("type_", "text"),
     [
         ("g4dn.xlarge", ("a.json", "--epochs")),
         ("this-machine", ("--type",)),
         ("g4dn.xlage", ("g4dn.xlarge",)),
     ],
 )
-def test_what_is_next_can_be_done(type_: str, told: tuple[str, ...]) -> None:
+def test_what_is_next_can_be_done(type_: str, text: tuple[str, ...]) -> None:
     last = tell(measured(type_, ""), Path("a.json")).splitlines()[-1]
 
-    check_message(last, *told)
+    check_message(last, *text)
     assert ("--catalog F" in last) == (type_ != "g4dn.xlarge")

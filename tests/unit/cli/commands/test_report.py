@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import shutil
+from html import unescape
 from pathlib import Path
 
 import pytest
@@ -18,19 +20,23 @@ def run(tmp_path: Path) -> Path:
     return make(Made(60), tmp_path / "runs" / "today" / "trace.jsonl").parent
 
 
-def test_the_page_is_written_beside_the_trace_and_its_path_told(shell: Shell, run: Path) -> None:
+def test_the_page_is_written_beside_the_trace_and_its_path_printed(shell: Shell, run: Path) -> None:
     answer = shell("report", str(run))
 
-    assert (answer.code, answer.out, answer.err) == (0, f"report {run / 'report.html'}\n", "")
+    *findings, last = answer.out.splitlines()
+    assert (answer.code, last, answer.err) == (0, f"report {run / 'report.html'}", "")
+    assert len(findings) == 3 and findings[0].startswith("Balanced steps take ")
+    page = (run / "report.html").read_text()
+    assert all(unescape(page).count(sentence) == 1 for sentence in findings)
     assert "<h1>today</h1>" in (run / "report.html").read_text()
     assert shell("report", str(run / "trace.jsonl")).code == 0, "a report is overwritten"
 
 
 def test_json_has_the_figures_and_the_page_is_written_too(shell: Shell, run: Path) -> None:
-    told = shell("report", str(run), "-o", "page.html", "--json").json()
+    output = shell("report", str(run), "-o", "page.html", "--json").json()
 
-    assert told["page"] == "page.html" and Path("page.html").is_file()
-    (only,) = told["runs"]
+    assert output["page"] == "page.html" and Path("page.html").is_file()
+    (only,) = output["runs"]
     assert (only["name"], only["totals"]["steps"]) == ("today", 60)
 
 
@@ -61,11 +67,11 @@ def test_more_runs_than_a_page_has_room_for_are_refused(shell: Shell, run: Path)
     assert answer.code == 0 and (run / "report.html").is_file()
 
 
-def test_figures_are_told_of(shell: Shell, run: Path) -> None:
+def test_figures_are_reported_of(shell: Shell, run: Path) -> None:
     pytest.importorskip("matplotlib")
 
     answer = shell("report", str(run), "--figures", "figures")
-    drawn = [line.removeprefix("figure ") for line in answer.out.splitlines()[1:]]
+    drawn = re.findall(r"^figure (.*)$", answer.out, re.MULTILINE)
     assert drawn and all(Path(path).is_file() for path in drawn)
 
 
@@ -81,17 +87,17 @@ def test_a_folder_for_figures_that_cannot_be_is_refused_before_a_page_is_written
         assert not (run / "report.html").exists()
 
 
-def test_runs_of_the_same_name_are_told_apart(shell: Shell, run: Path, tmp_path: Path) -> None:
+def test_runs_of_the_same_name_are_distinguished(shell: Shell, run: Path, tmp_path: Path) -> None:
     other = make(Made(60), tmp_path / "older" / "today" / "trace.jsonl").parent
     loose = make(Made(60), tmp_path / "loose.jsonl")
 
-    told = shell("report", str(run), str(other), str(loose), "--json").json()
-    names = [one["name"] for one in told["runs"]]
+    output = shell("report", str(run), str(other), str(loose), "--json").json()
+    names = [one["name"] for one in output["runs"]]
     assert names[:2] == ["runs/today", "older/today"]
     assert names[2].endswith("loose")
     beside = make(Made(60), tmp_path / "loose.json")
-    told = shell("report", str(loose), str(beside), "--json").json()
-    first, second = (one["name"] for one in told["runs"])
+    output = shell("report", str(loose), str(beside), "--json").json()
+    first, second = (one["name"] for one in output["runs"])
     assert second == f"{first} (2)"
 
 
@@ -132,14 +138,40 @@ def test_where_there_is_nothing_to_show_there_is_one_line_and_no_page(
     assert not Path("report.html").exists()
 
 
-def test_what_could_not_be_read_is_told_beside_the_page(shell: Shell, run: Path) -> None:
+def test_what_could_not_be_read_is_reported_beside_the_page(shell: Shell, run: Path) -> None:
     trace = run / "trace.jsonl"
     trace.write_bytes(trace.read_bytes()[:-20])
 
     answer = shell("report", str(run))
     assert answer.code == 0
-    assert answer.err.startswith("today: line ") and "is not whole" in answer.err
+    assert answer.err.startswith("today: line ") and "is incomplete" in answer.err
 
 
-def test_no_trace_no_report(shell: Shell) -> None:
+def test_no_trace_no_report(shell: Shell, tmp_path: Path) -> None:
     assert "no trace at nowhere" in shell("report", "nowhere").refusal()
+    (tmp_path / "empty").mkdir()
+    check_message(shell("report", "empty").refusal(), "empty", "trace.jsonl")
+
+
+def test_the_runs_of_a_demo_are_compared_on_a_page_in_its_folder(
+    shell: Shell, tmp_path: Path
+) -> None:
+    for policy in ("uniform", "adaptive"):
+        make(Made(60, policy=policy), tmp_path / "demo" / f"{policy}.jsonl")
+    (tmp_path / "demo" / "news.jsonl").write_text('{"what":"limits"}\n')
+
+    answer = shell("report", "demo")
+    assert answer.out.splitlines()[0].startswith("adaptive trains ")
+    assert answer.out.splitlines()[-1] == "report demo/report.html"
+    assert "Side by side" in Path("demo/report.html").read_text()
+
+
+def test_runs_below_a_folder_share_its_page(shell: Shell, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        make(Made(60), tmp_path / "runs" / name / "trace.jsonl")
+
+    output = shell("report", "runs", "--json").json()
+    assert (output["page"], [one["name"] for one in output["runs"]]) == (
+        "runs/report.html",
+        ["a", "b"],
+    )

@@ -14,6 +14,7 @@ from pydantic import TypeAdapter
 from evenstride.cli.arguments import every_policy, split_lags, split_policies, split_seeds
 from evenstride.core.policies import POLICY_NAMES
 from evenstride.errors import ConfigError
+from evenstride.sim.scenario.builtin_scenarios import scenario_names
 from evenstride.sim.scenario.scenario_model import Scenario
 from evenstride.sim.scoring.suite import FIELDS
 from tests.messages import check_message, raises_message
@@ -147,7 +148,7 @@ def test_the_table_leaves_out_what_cannot_be_found_where_nothing_changes(
 
 
 @pytest.mark.parametrize(
-    ("event", "told"),
+    ("event", "output"),
     [
         ("at: 39, workers: 0, speed: 0.5", ["never", "/", "never"]),
         ("at: 40, workers: 0, speed: 0.5", ["–"]),
@@ -155,14 +156,14 @@ def test_the_table_leaves_out_what_cannot_be_found_where_nothing_changes(
     ],
 )
 def test_the_table_tells_never_found_from_nothing_to_find(
-    shell: Shell, tmp_path: Path, event: str, told: list[str]
+    shell: Shell, tmp_path: Path, event: str, output: list[str]
 ) -> None:
     before, _, _ = SCENARIO.partition("  - {kind")
     (tmp_path / "one.yaml").write_text(f"{before}  - {{kind: step, {event}}}\n")
 
     line = cells(shell("simulate", "one.yaml", "-p", "uniform").out.splitlines()[2])
 
-    assert line[10 : 10 + len(told)] == told
+    assert line[10 : 10 + len(output)] == output
 
 
 def test_the_sentence_says_how_much_longer_than_necessary_it_takes(shell: Shell, file: str) -> None:
@@ -171,10 +172,10 @@ def test_the_sentence_says_how_much_longer_than_necessary_it_takes(shell: Shell,
     sentence = shell("simulate", file, "-p", "static:40,20").out.splitlines()[-2]
 
     assert sentence == (
-        f"In small at lag 1, static:40,20 is at {row['efficiency_mean']:.3f}: its steps take "
+        f"In small at lag 1, static:40,20 has {row['efficiency_mean']:.3f}: its steps take "
         f"{1 / row['efficiency_mean'] - 1:.1%} longer than with the best split at every moment. "
-        "With a controller that is told the truth they take "
-        f"{1 / row['informed'] - 1:.1%} longer than with the best split, with equal batches "
+        "The informed controller takes "
+        f"{1 / row['informed'] - 1:.1%} longer than with the best split, the equal split "
         f"{row['bound'] - 1:.1%} longer than with the best split."
     )
 
@@ -197,6 +198,29 @@ def test_the_schema_needs_no_file_and_is_that_of_scenarios(shell: Shell) -> None
 
     assert (answer.code, answer.err) == (0, "")
     assert json.loads(answer.out) == TypeAdapter(Scenario).json_schema()
+
+
+def test_a_built_in_scenario_is_simulated_by_name_and_without_a_policy(shell: Shell) -> None:
+    found = rows(shell("simulate", "reference", "--steps", "12", "--json"))
+
+    assert [(row["scenario"], row["policy"]) for row in found] == [("reference", "adaptive")]
+
+
+def test_a_file_takes_precedence_over_a_built_in_scenario(shell: Shell, tmp_path: Path) -> None:
+    (tmp_path / "reference").write_text(SCENARIO)
+
+    found = rows(shell("simulate", "reference", "--steps", "12", "--json"))
+
+    assert [row["scenario"] for row in found] == ["small"]
+
+
+def test_the_list_has_a_line_for_each_built_in_scenario(shell: Shell) -> None:
+    lines = shell("simulate", "--list").out.splitlines()
+
+    assert [line.split()[0] for line in lines] == list(scenario_names())
+    assert all(len(line) <= 100 and len(line.split()) > 4 for line in lines)
+    assert list(shell("simulate", "--list", "--json").json()["scenarios"]) == list(scenario_names())
+    assert {"reference", "h10", "membership", "equal-8"} <= set(scenario_names())
 
 
 def test_a_folder_stands_for_the_files_in_it(shell: Shell, file: str) -> None:
@@ -222,32 +246,34 @@ def test_plots_are_written_for_the_first_seed(shell: Shell, file: str, tmp_path:
 
 
 REFUSALS = [
-    (["small.yaml"], "no policy to simulate; give at least one: evenstride simulate cluster.yaml"),
-    (["-p", "uniform"], "no scenario to simulate; give files or folders of them: evenstride simu"),
-    (["small.yaml", "-p", ","], "no policy to run; give some, such as --policy uniform,adaptive"),
-    (["small.yaml", "-p", "magic"], "unknown policy 'magic'; the policies are adaptive,"),
+    (["-p", "uniform"], "no scenario given: expected a scenario file, a folder of them, or the"),
+    (["small.yaml", "-p", ","], "no policy given: expected a list, such as --policy uniform,ada"),
+    (["small.yaml", "-p", "magic"], "unknown policy 'magic'; available policies: adaptive,"),
     (["small.yaml", "-p", "uniform,magic"], "unknown policy 'magic'"),
     (["small.yaml", "-p", "static"], "small: policy static, that is static:flops, needs the fl"),
-    (["small.yaml", "-p", "static:1,2"], "small: policy static gives shares that sum to 3"),
+    (["small.yaml", "-p", "static:1,2"], "small: policy static has shares that sum to 3"),
     (["small.yaml", "-p", "uniform", "-p", "uniform"], "policy uniform is given twice"),
-    (["small.yaml", "-p", "uniform", "--seeds", "few"], "seeds 'few' are not understood; give a"),
-    (["small.yaml", "-p", "uniform", "--seeds", "0"], "0 seeds are none; give a number of seeds"),
-    (["small.yaml", "-p", "uniform", "--seeds", "1,1"], "seeds 1,1 name one twice"),
-    (["small.yaml", "-p", "uniform", "--seeds", "-1"], "seeds '-1' are not understood"),
-    (["small.yaml", "-p", "uniform", "--lag", "0"], "a lag of 0 cannot be; give steps from 1 to"),
-    (["small.yaml", "-p", "uniform", "--lag", "1,x"], "lag '1,x' is not understood; give steps"),
-    (
-        ["small.yaml", "-p", "uniform", "--every", "0"],
-        "every '0' cannot be; give steps from",
-    ),
-    (["small.yaml", "-p", "uniform", "--every", "often"], "every 'often' cannot be"),
-    (["gone.yaml", "-p", "uniform"], "gone.yaml cannot be read: No such file or directory"),
+    (["small.yaml", "-p", "uniform", "--seeds", "few"], "--seeds is 'few': expected a number of"),
+    (["small.yaml", "-p", "uniform", "--seeds", "0"], "--seeds is '0', which is no seed: expected"),
+    (["small.yaml", "-p", "uniform", "--seeds", "1,1"], "--seeds 1,1 has a number twice"),
+    (["small.yaml", "-p", "uniform", "--seeds", "-1"], "--seeds is '-1': expected a number of"),
+    (["small.yaml", "-p", "uniform", "--lag", "0"], "--lag has 0: expected steps from 1 to"),
+    (["small.yaml", "-p", "uniform", "--lag", "1,x"], "--lag is '1,x': expected steps from 1"),
+    (["small.yaml", "-p", "uniform", "--every", "0"], "--every is '0': expected steps from 1"),
+    (["small.yaml", "-p", "uniform", "--every", "often"], "--every is 'often': expected steps"),
+    (["gone.yaml", "-p", "uniform"], "no scenario 'gone.yaml': expected a scenario file"),
+    (["h11"], "no scenario 'h11': expected a scenario file"),
+    (["h11"], "similar names are h1, h10;"),
+    (["benchmarks/scenarios/reference.yaml"], "similar names are reference,"),
     (["bad.yaml", "-p", "uniform"], "bad.yaml:2: global_batch: -60 (Input should be greater"),
     (["small.yaml", "bad.yaml", "-p", "uniform"], "bad.yaml:2: global_batch: -60 (Input should"),
-    (["small.yaml", "-p", "uniform", "--plot", "a.gif"], "a plot cannot be written to a.gif; its "),
+    (
+        ["small.yaml", "-p", "uniform", "--plot", "a.gif"],
+        "cannot write a plot to a.gif: expected a",
+    ),
     (["small.yaml", "-p", "uniform", "--plot", "/proc/x/a.png"], "cannot write /proc/x/a.png (No "),
     (["small.yaml", "-p", "uniform", "--plot", "/proc/a.png"], "cannot write /proc/a.png ("),
-    (["small.yaml", "small.yaml", "-p", "uniform"], "are both named small, so their figures"),
+    (["small.yaml", "small.yaml", "-p", "uniform"], "both have the name small, so their results"),
 ]
 
 

@@ -95,7 +95,7 @@ def test_without_a_mode_all_is_as_it_was(shell: Shell, file: str) -> None:
         (("free.yaml", "--plot", "a.png"), ("--plot",)),
     ],
 )
-def test_what_cannot_be_told_is_refused(
+def test_what_cannot_be_reported_is_refused(
     shell: Shell, file: str, arguments: tuple[str, ...], said: tuple[str, ...]
 ) -> None:
     check_message(shell("simulate", "-p", "uniform", *arguments).refusal(), *said)

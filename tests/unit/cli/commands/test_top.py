@@ -31,7 +31,7 @@ def run(tmp_path: Path) -> VirtualRun:
     return run
 
 
-def told(path: Path, *arguments: str, columns: int = 80) -> str:
+def printed(path: Path, *arguments: str, columns: int = 80) -> str:
     result = CliRunner().invoke(
         app, ["top", str(path), *arguments], env={"COLUMNS": str(columns), "NO_COLOR": "1"}
     )
@@ -54,7 +54,7 @@ def drawn(run: VirtualRun, *, width: int, height: int, live: bool, encoding: str
 
 @pytest.mark.parametrize("columns", [40, 80, 100, 200])
 def test_no_line_is_wider_than_the_terminal(run: VirtualRun, columns: int) -> None:
-    lines = told(run.writer.path, "--once", columns=columns).splitlines()
+    lines = printed(run.writer.path, "--once", columns=columns).splitlines()
 
     assert max(map(len, lines)) <= columns
     assert any("own speed" in line for line in lines)
@@ -63,7 +63,7 @@ def test_no_line_is_wider_than_the_terminal(run: VirtualRun, columns: int) -> No
 
 def test_columns_are_left_out_before_any_is_cut(run: VirtualRun) -> None:
     """Every worker's line is whole at any width, and the more columns, the wider the terminal."""
-    told = []
+    printed = []
     for width in range(40, 131):
         lines = [
             line.split() for line in drawn(run, width=width, height=40, live=False).split("\n")
@@ -73,17 +73,63 @@ def test_columns_are_left_out_before_any_is_cut(run: VirtualRun) -> None:
         assert "0.50 since 40" in " ".join(slow), width
         assert "own speed" in " ".join(heading), width
         assert not any("…" in cell for cell in (*heading, *slow)), width
-        told.append(len(heading))
+        printed.append(len(heading))
 
-    assert told == sorted(told)
-    assert len(set(told)) == 4
+    assert printed == sorted(printed)
+    assert len(set(printed)) == 4
 
 
 def test_it_tells_who_is_slow_since_when_and_what_it_costs(run: VirtualRun) -> None:
-    text = " ".join(told(run.writer.path, columns=200).split())
+    text = " ".join(printed(run.writer.path, "--all", columns=200).split())
 
     assert "0.50 since 40" in text
     check_message(text, "worker 2", "step 40", "0.50", "1.00")
+
+
+def test_it_begins_with_the_key_findings_and_has_the_rest_on_request(run: VirtualRun) -> None:
+    lines = printed(run.writer.path, columns=200).splitlines()
+
+    assert lines[3].startswith("Equal steps take ")
+    assert lines[4].startswith("Worker 2 is the slowest: its steps take 2.0 times as long as")
+    assert lines[5].startswith(("Worker ", "The workers waited"))
+    assert lines[6].startswith("rank"), "three sentences, then the table"
+    assert "last decision" not in "\n".join(lines) and "--all" in lines[-1]
+    assert "last decision" in printed(run.writer.path, "--all")
+
+
+@pytest.fixture
+def demo(run: VirtualRun, tmp_path: Path) -> Path:
+    """A folder as `evenstride demo` leaves it: two traces, and other files."""
+    folder = tmp_path / "demo"
+    folder.mkdir()
+    run.writer.path.rename(folder / "uniform.jsonl")
+    balanced = VirtualRun(folder / "adaptive.jsonl", lambda _: (1.0, 1.0, 0.5), noise=0.01)
+    balanced.begin()
+    balanced.run(60)
+    (folder / "news.jsonl").write_text('{"what": "limits"}\n')
+    return folder
+
+
+def test_several_runs_are_side_by_side(demo: Path) -> None:
+    lines = printed(demo, columns=120).splitlines()
+
+    assert lines[0].startswith("adaptive trains 1.")
+    assert [line.split()[:2] for line in lines if line.startswith(("adaptive ", "uniform "))][
+        1:
+    ] == [["adaptive", "adaptive"], ["uniform", "uniform"]]
+    assert "host/0" not in "\n".join(lines)
+    assert printed(demo, "--all", columns=120).count(" host/0 ") == 2
+    shown = json.loads(printed(demo, "--json"))
+    assert [one["policy"] for one in shown["runs"]] == ["adaptive", "uniform"]
+
+
+def test_a_folder_with_one_run_below_it_shows_that_run(run: VirtualRun, tmp_path: Path) -> None:
+    folder = tmp_path / "runs" / "today"
+    folder.mkdir(parents=True)
+    run.writer.path.rename(folder / "trace.jsonl")
+
+    assert str(folder / "trace.jsonl") in printed(folder.parent, columns=200)
+    assert json.loads(printed(folder.parent, "--json"))["policy"] == "uniform"
 
 
 def test_a_wide_terminal_has_names_and_memory(run: VirtualRun) -> None:
@@ -130,7 +176,7 @@ def test_without_unicode_bars_are_plain(run: VirtualRun) -> None:
 
 
 def test_json_has_all_of_it(run: VirtualRun) -> None:
-    shown = json.loads(told(run.writer.path, "--json"))
+    shown = json.loads(printed(run.writer.path, "--json"))
 
     assert shown["workers"][2]["since"] == 40
     assert shown["totals"]["speedup_model"] == pytest.approx(1.0)
@@ -142,9 +188,9 @@ def test_a_run_that_ended_badly_is_shown_with_what_could_not_be_read(run: Virtua
     with run.writer.path.open("ab") as file:
         file.write(b'{"kind": "event", "at_s"')
 
-    text = " ".join(told(run.writer.path, "--once").split())
+    text = " ".join(printed(run.writer.path, "--once").split())
     assert "not read: line" in text
-    assert "is not whole: 24 bytes" in text
+    assert "is incomplete: 24 bytes" in text
 
 
 @pytest.mark.parametrize(
@@ -166,4 +212,4 @@ def test_a_file_that_tells_of_no_run_is_refused(
 
     assert result.exit_code == 1
     check_message(str(result.exception), *message)
-    assert "tells of no run" in str(result.exception)
+    assert "contains no run" in str(result.exception)

@@ -37,7 +37,7 @@ class Terminal:
             env=environment,
             cwd=folder,
             start_new_session=True,
-            # Who was started in the background ignores Ctrl-C, and so do those whom it starts.
+            # A process started in the background ignores Ctrl-C, and so do its children.
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
         )
         os.close(theirs)
@@ -103,7 +103,7 @@ def test_it_waits_for_the_run_follows_it_and_ends_with_it(
     path = tmp_path / "trace.jsonl"
     terminal = Terminal(str(tmp_path))
     terminals.append(terminal)
-    terminal.wait_for("Waiting for it")
+    terminal.wait_for("Waiting for the run")
     run = VirtualRun(path, lambda _: (1.0, 0.5), workers=2)
     run.begin()
     run.run(30)

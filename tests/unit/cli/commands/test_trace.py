@@ -33,12 +33,12 @@ def test_it_writes_a_file_and_says_what_is_in_it(
 
 
 def test_json_is_one_object(run: VirtualRun, shell: Shell, tmp_path: Path) -> None:
-    told = shell(
+    text = shell(
         "trace", "today/trace.jsonl", "-o", "out.json", "--steps", "10:20", "--json"
     ).json()
 
     events = read_events(tmp_path / "out.json")
-    assert told == {
+    assert text == {
         "file": "out.json",
         "events": len(events.all),
         "steps": 10,
@@ -65,20 +65,20 @@ def test_exports_are_taken_in(run: VirtualRun, shell: Shell, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "text"),
     [
         ("rank2.json", ("rank2.json", "rank 2", "ranks 0")),
         ("7=rank0.json", ("rank0.json", "rank 7", "ranks 0")),
     ],
 )
 def test_an_export_of_a_rank_that_is_not_there_is_refused(
-    run: VirtualRun, shell: Shell, given: str, told: tuple[str, ...]
+    run: VirtualRun, shell: Shell, given: str, text: tuple[str, ...]
 ) -> None:
     Path(given.partition("=")[2] or given).write_text(
         '{"traceEvents":[{"ph":"X","name":"a","pid":1,"tid":1,"ts":1.0,"dur":2.0}]}'
     )
 
-    check_message(shell("trace", "today", "--with", given).refusal(), *told)
+    check_message(shell("trace", "today", "--with", given).refusal(), *text)
     assert not list(Path().glob("perfetto*"))
 
 
@@ -95,7 +95,7 @@ def test_ranks_of_workers_that_shard_a_replica_have_exports_of_their_own(
     assert shell("trace", "today", "--with", "rank3.json").code == 0
 
 
-def test_what_could_not_be_read_is_told_on_stderr(run: VirtualRun, shell: Shell) -> None:
+def test_what_could_not_be_read_is_reported_on_stderr(run: VirtualRun, shell: Shell) -> None:
     with run.writer.path.open("ab") as file:
         file.write(b'{"kind":"event","at_s":1')
     answer = shell("trace", "today", "--json")
@@ -103,7 +103,7 @@ def test_what_could_not_be_read_is_told_on_stderr(run: VirtualRun, shell: Shell)
     assert answer.code == 0
     assert answer.json()["steps"] == 30
     assert answer.err.startswith("note: line ")
-    assert "is not whole: 24 bytes" in answer.err
+    assert "is incomplete: 24 bytes" in answer.err
 
 
 @pytest.mark.parametrize(
@@ -123,11 +123,20 @@ def test_what_cannot_be_is_refused_in_one_line(
     check_message(shell("trace", "today", *arguments).refusal(), *said)
 
 
+def test_of_several_runs_one_must_be_named(run: VirtualRun, shell: Shell, tmp_path: Path) -> None:
+    assert shell("trace", ".").code == 0, "one run below the folder"
+    other = VirtualRun(tmp_path / "older" / "trace.jsonl", lambda _: (1.0,), workers=1)
+    other.begin()
+
+    refusal = shell("trace", ".").refusal()
+    check_message(refusal, "2 runs", "older/trace.jsonl", "today/trace.jsonl")
+
+
 def test_a_run_that_is_not_there_is_refused(shell: Shell) -> None:
     assert "no trace at" in shell("trace", "nowhere").refusal()
 
 
-def test_an_export_is_written_anew_and_no_other_file(
+def test_an_export_is_overwritten_and_no_other_file(
     run: VirtualRun, shell: Shell, tmp_path: Path
 ) -> None:
     for name in ("out.json", "out.json.gz"):

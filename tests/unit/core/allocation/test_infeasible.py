@@ -117,4 +117,4 @@ def test_settings_of_a_rank_left_out_do_not_count() -> None:
 def test_many_values_are_told_by_their_ends() -> None:
     refusal: Any = InfeasibleShares(5, 60, None, 6, fewest=(1, 2, 3, 7, 47))
 
-    assert "as min_share is 1 to 47;" in str(refusal)
+    assert "because min_share is 1 to 47;" in str(refusal)

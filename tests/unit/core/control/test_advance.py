@@ -185,7 +185,7 @@ def test_impossible_times_are_refused_counted_and_shown(time_s: float) -> None:
     control, (verdict, *_) = advance(control, Exchanged(3, 4, told))
 
     assert control.refused == (0, 1)
-    assert "refused 1 impossible report" in verdict.reason  # type: ignore[union-attr]
+    assert "ignored 1 invalid report" in verdict.reason  # type: ignore[union-attr]
     assert control.estimate is not None
     assert control.estimate.steps.tolist() == [1, 0], "nothing was learned from it"
 
@@ -206,7 +206,7 @@ def test_shares_and_workers_that_cannot_be_are_refused(
     control, (verdict, *_) = advance(control, Exchanged(3, 4, told))
 
     assert control.refused == counted
-    assert "refused 1 impossible report" in verdict.reason  # type: ignore[union-attr]
+    assert "ignored 1 invalid report" in verdict.reason  # type: ignore[union-attr]
     assert control.estimate is not None
     assert control.estimate.steps.tolist() == [1, 0], "nothing was learned from it"
 

@@ -145,7 +145,7 @@ def test_bounds_are_kept_and_reached() -> None:
 
     run.train()
     kept, *_ = run.end_epoch(1e6, 9e5, inf, (100, 100))
-    assert isinstance(kept, KeepShares) and "no other is possible" in kept.reason
+    assert isinstance(kept, KeepShares) and "no other size is possible" in kept.reason
 
 
 def test_a_batch_that_was_restored_is_taken_up_whatever_it_is_worth() -> None:

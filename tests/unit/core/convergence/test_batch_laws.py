@@ -147,7 +147,7 @@ def test_two_batches_follow_the_gain_law_where_the_gradients_noise_is_known() ->
 def test_one_batch_tells_no_law() -> None:
     with raises_message(ValueError):
         fit_best([MeasuredTraining(64, 10.0), MeasuredTraining(64, 11.0)])
-    with pytest.raises(ValueError, match="gradients' noise"):
+    with pytest.raises(ValueError, match="gradient noise"):
         fit([MeasuredTraining(64, 10.0), MeasuredTraining(128, 11.0, 0.7)], Law.GAIN)
 
 

@@ -136,7 +136,7 @@ def test_it_keeps_inside_its_dead_band() -> None:
     plant = Plant("dynamic-batching", 120, [0.0, 0.0], [0.001, 0.00108])
 
     assert plant.run(20) == (60, 60)
-    assert "inside the 5% band" in plant.kept
+    assert "within the 5% dead-band" in plant.kept
 
 
 def test_bounds_that_leave_no_room_are_said() -> None:

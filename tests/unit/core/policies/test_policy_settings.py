@@ -14,22 +14,22 @@ from evenstride.core.policies.dynamic_batching import DynamicBatching, OmniLearn
 from evenstride.errors import ConfigError
 from tests.messages import raises_message
 
-SMOOTHING = "it must be a finite number, above 0 and at most 1; leave it out for 0.3"
-UP_TO_1 = "it must be a finite number from 0 to 1; leave it out for"
-OPENING = "it must be a whole number from 0 to 8; leave it out for 8"
-NOT_NEGATIVE = "it must be a finite number, at least 0; leave it out for"
+SMOOTHING = "but must be a finite number, above 0 and at most 1; the default is 0.3"
+UP_TO_1 = "but must be a finite number from 0 to 1; the default is"
+OPENING = "but must be an integer from 0 to 8; the default is 8"
+NOT_NEGATIVE = "but must be a finite number, at least 0; the default is"
 REFUSED = [
-    ("adaptive:min_gain=-1", f"min_gain is -1.0; {UP_TO_1} 0.005"),
-    ("adaptive:min_gain=1.01", f"min_gain is 1.01; {UP_TO_1} 0.005"),
-    ("adaptive:opening_steps=-5", f"opening_steps is -5; {OPENING}"),
-    ("adaptive:opening_steps=9", f"opening_steps is 9; {OPENING}"),
-    ("dynamic-batching:dead_band=-1", f"dead_band is -1.0; {NOT_NEGATIVE} 0.05"),
-    ("dynamic-batching:smoothing=-3", f"smoothing is -3.0; {SMOOTHING}"),
-    ("dynamic-batching:smoothing=0", f"smoothing is 0.0; {SMOOTHING}"),
-    ("dynamic-batching:smoothing=1.1", f"smoothing is 1.1; {SMOOTHING}"),
-    ("dynamic-batching:drop=-0.1", f"drop is -0.1; {UP_TO_1} 0.2"),
-    ("dynamic-batching:drop=20", f"drop is 20.0; {UP_TO_1} 0.2"),
-    ("omnilearn:dead_band=-1", f"dead_band is -1.0; {NOT_NEGATIVE} 0.2"),
+    ("adaptive:min_gain=-1", f"min_gain is -1.0, {UP_TO_1} 0.005"),
+    ("adaptive:min_gain=1.01", f"min_gain is 1.01, {UP_TO_1} 0.005"),
+    ("adaptive:opening_steps=-5", f"opening_steps is -5, {OPENING}"),
+    ("adaptive:opening_steps=9", f"opening_steps is 9, {OPENING}"),
+    ("dynamic-batching:dead_band=-1", f"dead_band is -1.0, {NOT_NEGATIVE} 0.05"),
+    ("dynamic-batching:smoothing=-3", f"smoothing is -3.0, {SMOOTHING}"),
+    ("dynamic-batching:smoothing=0", f"smoothing is 0.0, {SMOOTHING}"),
+    ("dynamic-batching:smoothing=1.1", f"smoothing is 1.1, {SMOOTHING}"),
+    ("dynamic-batching:drop=-0.1", f"drop is -0.1, {UP_TO_1} 0.2"),
+    ("dynamic-batching:drop=20", f"drop is 20.0, {UP_TO_1} 0.2"),
+    ("omnilearn:dead_band=-1", f"dead_band is -1.0, {NOT_NEGATIVE} 0.2"),
 ]
 
 

@@ -111,8 +111,8 @@ def test_a_setting_given_twice_is_refused() -> None:
 
 def test_local_sgd_without_its_interval_is_told_the_way_out() -> None:
     told = (
-        "sync local-sgd: every is not set; it must be a whole number, at least 1; write "
-        "local-sgd(every=8), or bsp to bring the workers together in every step"
+        "sync local-sgd: every is not set, but must be an integer, at least 1; write "
+        "local-sgd(every=8), or bsp to synchronise the workers in every step"
     )
     assert refusal("local-sgd") == told
     assert refusal("local-sgd(after=3)") == told

@@ -39,7 +39,8 @@ def test_all_arms_alternate_between_two_calibrations(modes: LabPlan) -> None:
         (sync, policy) for sync in ("bsp", "ssp(staleness=2)") for policy in ("uniform", "adaptive")
     ]
     asked = [launch.environment for launch in runs.launches if not launch.alone]
-    assert [(one["EVENSTRIDE_SYNC"], one["EVENSTRIDE_POLICY"]) for one in asked] == arms * 2
+    in_turn = [(one["EVENSTRIDE_SYNC"], one["EVENSTRIDE_POLICY"]) for one in asked]
+    assert in_turn == [*arms, *reversed(arms)]
     assert runs.launches[0].alone and runs.launches[-1].alone
     assert list(outcome.by_arm()) == arms
     assert [len(some) for some in outcome.by_arm().values()] == [2] * 4
@@ -59,11 +60,21 @@ def test_figures_come_from_the_runs_and_costs_from_the_calibrations(modes: LabPl
     assert outcome.to_dict()["runs"][0]["sync"] == "bsp"
 
 
-def test_calibrations_that_differ_say_disturbed(modes: LabPlan) -> None:
-    outcome = _outcome(modes, FakeRuns(tempo=lambda launch: 1.06 if launch > 1 else 1.0))
+@pytest.mark.parametrize(("swing", "disturbed"), [(1.02, False), (1.4, True)])
+def test_modes_are_disturbed_if_their_ratios_are_uncertain(
+    modes: LabPlan, swing: float, disturbed: bool
+) -> None:
+    outcome = _outcome(modes, FakeRuns(tempo=lambda launch: swing if launch == 3 else 1.0))
 
-    assert outcome.disturbed
-    assert outcome.drift == pytest.approx(0.06, abs=1e-3)
+    assert outcome.disturbed is disturbed
+    assert outcome.uncertainty > 0
+
+
+def test_a_drift_between_the_calibrations_alone_does_not_disturb(modes: LabPlan) -> None:
+    outcome = _outcome(modes, FakeRuns(tempo=lambda launch: 1.2 if launch > 1 else 1.0))
+
+    assert not outcome.disturbed
+    assert outcome.drift == pytest.approx(0.2, abs=1e-3)
 
 
 def test_without_calibrations_there_are_no_costs(modes: LabPlan) -> None:
@@ -88,7 +99,7 @@ def test_each_run_leaves_a_trace_in_a_folder_that_names_its_arm(modes: LabPlan) 
     assert all((Path(outcome.folder) / name / "trace.jsonl").is_file() for name in names)
 
 
-def test_steps_that_are_too_short_are_told(modes: LabPlan) -> None:
+def test_steps_that_are_too_short_are_noted(modes: LabPlan) -> None:
     outcome = _outcome(modes, FakeRuns(per_sample_s=(0.002, 0.004)))
 
     check_message(outcome.caveats[0], "10")

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from evenstride.core.fleet import Shares
 from evenstride.lab.comparison.lab_session import LabPlan, Viewer
 from evenstride.lab.processes.speeds import SpeedChange
 from tests.messages import check_message
@@ -37,17 +36,49 @@ def test_figures_come_from_the_runs_and_the_bound_from_the_calibrations(plan: La
     assert not outcome.disturbed
 
 
+def test_ratios_have_intervals_from_pairs_of_blocks(plan: LabPlan) -> None:
+    outcome = outcome_of(replace(plan, repeats=3), FakeRuns(split=(7, 5)))
+
+    assert outcome.pairs == 3 * 4, "blocks of 20 of the 80 steps after the cold ones"
+    assert outcome.speedup_interval == pytest.approx((1.2, 1.2))
+    assert outcome.bound_interval == pytest.approx((1.5, 1.5))
+    assert outcome.of_bound == pytest.approx(0.8)
+    assert outcome.of_bound_interval == pytest.approx((0.8, 0.8))
+    assert outcome.runs[0].efficiency_interval == pytest.approx((2 / 3, 2 / 3))
+    assert outcome.uncertainty == pytest.approx(0.0, abs=1e-9)
+
+
+def test_workers_that_take_longer_in_training_than_apart_from_it_do_not_change_the_bound(
+    plan: LabPlan,
+) -> None:
+    class Loaded(FakeRuns):
+        """Loading samples makes the second worker slower in training."""
+
+        def busy_s(self, worker: int, share: int) -> float:
+            return share * (0.01, 0.03)[worker]
+
+    outcome = outcome_of(plan, Loaded(split=(9, 3)))
+
+    # By the calibrations it would be 1.5; the balanced split takes 90 ms, the equal one 180 ms.
+    assert outcome.bound == pytest.approx(2.0)
+    assert outcome.speedup == pytest.approx(2.0)
+    assert outcome.of_bound == pytest.approx(1.0)
+    assert outcome.achieved_speeds == pytest.approx((1.0, 1 / 3), abs=1e-4)
+
+
 @pytest.mark.parametrize(("steps", "noted"), [(50, True), (119, False), (120, False)])
 def test_a_script_that_ends_before_the_steps_asked_for_is_noted(
     plan: LabPlan, steps: int, noted: bool
 ) -> None:
     outcome = outcome_of(replace(plan, steps=120), FakeRuns(script_steps=steps))
 
-    early = [one for one in outcome.caveats if "ended after 50 of the 120 steps" in one]
+    early = [one for one in outcome.caveats if "ended after 50 of the 120 requested steps" in one]
     assert len(early) == noted
 
 
-def test_policies_alternate_between_two_calibrations(plan: LabPlan) -> None:
+def test_policies_alternate_between_two_calibrations_and_every_other_round_is_reversed(
+    plan: LabPlan,
+) -> None:
     runs = FakeRuns(split=(7, 5))
 
     outcome_of(plan, runs)
@@ -55,7 +86,8 @@ def test_policies_alternate_between_two_calibrations(plan: LabPlan) -> None:
     fixed = ["static:8,4", "static:7,5"]
     assert runs.policies() == [
         "calibration",
-        *["uniform", "adaptive", *fixed] * 2,
+        *["uniform", "adaptive", *fixed],
+        *[*reversed(fixed), "adaptive", "uniform"],
         "calibration",
     ]
 
@@ -65,7 +97,8 @@ def test_calibrations_do_without_fixed_splits(plan: LabPlan) -> None:
 
     outcome = outcome_of(replace(plan, fixed_splits=False), runs)
 
-    assert runs.policies() == ["calibration", *["uniform", "adaptive"] * 2, "calibration"]
+    in_turn = ["uniform", "adaptive", "adaptive", "uniform"]
+    assert runs.policies() == ["calibration", *in_turn, "calibration"]
     assert outcome.oracle is None
     assert outcome.bound == pytest.approx(1.5)
 
@@ -74,8 +107,8 @@ def test_the_oracle_is_the_fastest_fixed_split_that_was_run(plan: LabPlan) -> No
     class Fooled(FakeRuns):
         """The calibrated curves say (8, 4), but together the second worker is slower."""
 
-        def _step_s(self, split: Shares) -> float:
-            return max(0.01 * split[0], 0.05 * split[1])
+        def busy_s(self, worker: int, share: int) -> float:
+            return share * (0.01, 0.05)[worker]
 
     outcome = outcome_of(plan, Fooled(split=(10, 2)))
 
@@ -108,16 +141,43 @@ def test_what_makes_the_figures_worse_than_they_could_be_goes_with_them(plan: La
     check_message(poor.caveats[1], "16 ms", "10")
 
 
-@pytest.mark.parametrize(
-    ("tempo", "disturbed"), [(1.06, True), (0.94, True), (1.04, False), (0.96, False)]
-)
-def test_calibrations_that_differ_by_more_than_5_percent_say_disturbed(
-    plan: LabPlan, tempo: float, disturbed: bool
+def test_a_machine_that_slows_down_steadily_leaves_the_ratios_alone(plan: LabPlan) -> None:
+    outcome = outcome_of(replace(plan, repeats=4), FakeRuns(tempo=lambda launch: 1.01**launch))
+
+    # 13 launches lie between the two calibrations.
+    assert outcome.drift == pytest.approx(1.01**13 - 1, abs=1e-3)
+    assert outcome.speedup == pytest.approx(1.5)
+    assert outcome.runs[1].efficiency == pytest.approx(1.0)
+    assert not outcome.disturbed
+
+
+@pytest.mark.parametrize(("swing", "disturbed"), [(1.02, False), (1.3, True)])
+def test_a_run_is_disturbed_if_its_ratios_are_uncertain(
+    plan: LabPlan, swing: float, disturbed: bool
 ) -> None:
-    outcome = outcome_of(plan, FakeRuns(tempo=lambda launch: tempo if launch > 1 else 1.0))
+    # The launches after the first calibration: every second run of adaptive is slower.
+    runs = FakeRuns(tempo=lambda launch: swing if launch == 3 else 1.0)
+
+    outcome = outcome_of(plan, runs)
 
     assert outcome.disturbed is disturbed
-    assert outcome.drift == pytest.approx(abs(tempo - 1), abs=1e-3)
+    assert outcome.uncertainty > 0
+    low, high = outcome.speedup_interval or (0.0, 0.0)
+    assert low < 1.5 < high
+
+
+@pytest.mark.parametrize(("drift", "disturbed"), [(1.1, False), (1.3, True)])
+def test_a_single_round_allows_for_half_the_drift_between_the_calibrations(
+    plan: LabPlan, drift: float, disturbed: bool
+) -> None:
+    runs = FakeRuns(tempo=lambda launch: drift if launch > 4 else 1.0)
+
+    outcome = outcome_of(replace(plan, repeats=1), runs)
+
+    half = 1 + 0.5 * (drift - 1)
+    assert outcome.speedup_interval == pytest.approx((1.5 / half, 1.5 * half))
+    assert outcome.disturbed is disturbed
+    check_message(outcome.caveats[-1], "--repeats 2")
 
 
 def test_speeds_that_change_have_no_bound(plan: LabPlan) -> None:
@@ -134,7 +194,7 @@ def test_without_a_calibration_nothing_is_claimed_that_needs_one(plan: LabPlan) 
 
     outcome = outcome_of(replace(plan, calibrate=False), runs)
 
-    assert runs.policies() == ["uniform", "adaptive"] * 2
+    assert runs.policies() == ["uniform", "adaptive", "adaptive", "uniform"]
     assert outcome.speedup == pytest.approx(1.5)
     assert (outcome.oracle, outcome.bound, outcome.linear_bound) == (None, None, None)
     assert outcome.runs[1].efficiency is None
@@ -174,7 +234,7 @@ def test_every_run_gets_policy_steps_and_trace_and_nothing_of_the_callers(plan: 
 
     outcome_of(plan, runs)
 
-    first, *_, last = (launch for launch in runs.launches if not launch.alone)
+    first, *_, last, _ = (launch for launch in runs.launches if not launch.alone)
     assert first.command == plan.command
     assert first.speeds == plan.speeds
     own = first.environment.pop("EVENSTRIDE_CHECKPOINTS")
@@ -188,7 +248,7 @@ def test_every_run_gets_policy_steps_and_trace_and_nothing_of_the_callers(plan: 
         "EVENSTRIDE_MAX_STEPS": "120",
         "EVENSTRIDE_TRACE": str(plan.folder / "uniform-1" / "trace.jsonl"),
     }
-    assert last.environment["EVENSTRIDE_TRACE"].startswith(str(plan.folder / "static-8-4-2"))
+    assert last.environment["EVENSTRIDE_TRACE"].startswith(str(plan.folder / "adaptive-2"))
     alone = runs.launches[0]
     assert alone.environment["EVENSTRIDE_MAX_STEPS"] == ""
     assert alone.environment["EVENSTRIDE_GLOBAL_BATCH"] == "low", "runs are compared at one batch"
@@ -211,7 +271,7 @@ def test_a_batch_that_the_caller_sets_holds_for_every_run(
     assert {one.environment["EVENSTRIDE_GLOBAL_BATCH"] for one in runs.launches} == {"48"}
 
 
-def test_the_viewer_hears_of_every_run(plan: LabPlan) -> None:
+def test_the_viewer_shows_every_run(plan: LabPlan) -> None:
     said, begun, watched = list[str](), list[str](), list[int]()
     viewer = Viewer(
         said.append, lambda _, title: begun.append(title), lambda s: watched.append(s.step)

@@ -1,4 +1,4 @@
-"""A lab session that cannot be, or goes wrong: what is said, and what is left."""
+"""Lab sessions that are refused or fail: their messages and their traces."""
 
 from __future__ import annotations
 

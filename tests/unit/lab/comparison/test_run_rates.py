@@ -62,6 +62,7 @@ def test_in_lockstep_it_is_the_global_batch_over_the_time_of_a_step(tmp_path: Pa
     assert [one.period_s for one in found.workers] == pytest.approx([0.2, 0.2])
     assert [one.waiting for one in found.workers] == pytest.approx([0.5, 0.0])
     assert found.waiting == pytest.approx(0.25)
+    assert found.blocks_per_s == pytest.approx([BATCH / 0.2] * 4)
     assert (found.sync, found.policy, found.staleness) == ("bsp", "adaptive", None)
     assert (found.shares, found.changes, found.global_batch) == ((8, 4), 0, BATCH)
 
@@ -124,8 +125,8 @@ SHORT = [(0.1, 0.0, 6)], [(1.0, 0.0, 6)] * 9
 """One has no further step before all are warm."""
 
 
-@pytest.mark.parametrize("steps", [[], [[]], [*SHORT]], ids=["nobody", "none", "one ends"])
-def test_too_few_steps_are_told(
+@pytest.mark.parametrize("steps", [[], [[]], [*SHORT]], ids=["no worker", "none", "one ends"])
+def test_too_few_steps_are_refused(
     tmp_path: Path, steps: list[list[tuple[float, float, int]]]
 ) -> None:
     with raises_message(TraceError):

@@ -20,21 +20,21 @@ def test_a_run_is_cut_into_blocks_of_which_the_first_is_cold(tmp_path: Path) -> 
 
     assert figures.policy == "adaptive"
     assert figures.global_batch == 8
-    assert figures.blocks_s == pytest.approx((0.9, 0.1, 0.2))
-    assert figures.warm_s == pytest.approx((0.1, 0.2))
+    assert figures.blocks_s == pytest.approx((0.9, 0.1, 0.1, 0.2, 0.2))
+    assert figures.warm_s == pytest.approx((0.1, 0.1, 0.2, 0.2))
     assert figures.shares == (6, 2)
     assert figures.changes == 2
     assert figures.communication_s == pytest.approx(0.05)  # what the leader waited; others more
 
 
-def test_a_block_is_a_median_that_a_single_long_step_does_not_move(tmp_path: Path) -> None:
+def test_a_single_long_step_does_not_move_the_time_of_its_block(tmp_path: Path) -> None:
     steps_s = [0.1] * (BLOCK_STEPS - 1) + [60.0]
     write_run(tmp_path / "trace.jsonl", "uniform", steps_s, [(4, 4)])
 
     assert run_figures(tmp_path).blocks_s == pytest.approx((0.1,))
 
 
-@pytest.mark.parametrize(("left_over", "blocks"), [(19, 1), (20, 2)])
+@pytest.mark.parametrize(("left_over", "blocks"), [(9, 1), (10, 2), (29, 2), (30, 3)])
 def test_a_last_block_counts_when_it_is_at_least_half(
     tmp_path: Path, left_over: int, blocks: int
 ) -> None:
@@ -51,6 +51,25 @@ def test_a_run_shorter_than_a_block_is_judged_on_what_there_is(tmp_path: Path) -
 
     assert figures.warm_s == figures.blocks_s == pytest.approx((0.1,))
     assert figures.changes == 0
+
+
+def test_the_busy_times_of_each_worker_are_those_after_the_cold_block(tmp_path: Path) -> None:
+    steps_s = [0.5] * (BLOCK_STEPS + 10)
+    splits = [(4, 4), (6, 2)]
+    write_run(tmp_path / "t", "adaptive", steps_s, splits, busy_s=lambda _, share: share / 20)
+
+    figures = run_figures(tmp_path / "t")
+
+    assert [list(mine) for mine in figures.work] == [[(6, 6 / 20)] * 10, [(2, 2 / 20)] * 10]
+    assert figures.communication_s == pytest.approx(0.3), "that of most steps"
+
+
+def test_of_a_run_shorter_than_two_blocks_the_busy_times_of_the_second_half_count(
+    tmp_path: Path,
+) -> None:
+    write_run(tmp_path / "t", "uniform", [0.1] * 8, [(4, 4)])
+
+    assert [len(mine) for mine in run_figures(tmp_path / "t").work] == [4, 4]
 
 
 def test_a_run_without_a_measured_step_is_refused(tmp_path: Path) -> None:

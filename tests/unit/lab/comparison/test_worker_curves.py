@@ -1,4 +1,4 @@
-"""Curves from measured points, and the verdict over two calibrations."""
+"""Curves from measured points, and what follows from two calibrations."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_an_affine_curve_is_found_again(
         assert found_s == pytest.approx(expected_s, rel=1e-6)
 
 
-def test_the_fixed_part_and_the_part_per_sample_are_told_apart() -> None:
+def test_the_fixed_part_and_the_part_per_sample_are_separated() -> None:
     model = true_model([{10: 0.03, 40: 0.06}, {10: 0.02, 20: 0.04}])
 
     assert model.fixed_s.tolist() == pytest.approx([0.02, 0.0])
@@ -121,7 +121,9 @@ def test_communication_counts_in_the_bound_and_not_in_the_linear_one() -> None:
 @pytest.mark.parametrize(
     ("factor", "disturbed"), [(1.049, False), (1.051, True), (0.951, False), (0.949, True)]
 )
-def test_a_drift_of_more_than_5_percent_is_a_disturbance(factor: float, disturbed: bool) -> None:
+def test_calibrations_with_a_drift_of_more_than_5_percent_differ(
+    factor: float, disturbed: bool
+) -> None:
     verdict = calibrated(BEFORE, _later(factor), (1.0, 1 / 3), 8)
 
     assert TOLERANCE == 0.05
@@ -156,11 +158,12 @@ def test_the_json_of_a_comparison_has_the_promised_names() -> None:
 
     promised = (
         "workers speeds achieved_speeds disturbed global_batch runs oracle speedup bound "
-        "linear_bound trace"
+        "linear_bound trace speedup_interval bound_interval of_bound of_bound_interval pairs "
+        "uncertainty report"
     )
     of_a_run = (
         "policy step_s samples_per_s efficiency shares final_loss test_accuracy samples_lost "
-        "samples_repeated changes"
+        "samples_repeated changes efficiency_interval"
     )
     assert set(promised.split()) <= outcome.keys()
     assert set(of_a_run.split()) == outcome["runs"][0].keys()

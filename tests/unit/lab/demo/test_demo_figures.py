@@ -1,95 +1,116 @@
-"""From what the demo's ranks measured to its figures."""
+"""The figures of a demo, from the report of its ranks."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenstride.lab.demo.demo_run import audit, compare, fastest_fixed, final_loss
+from evenstride.lab.comparison.comparison_result import Comparison
+from evenstride.lab.demo.demo_run import audit, compare, final_loss
 from evenstride.lab.demo.demo_schedule import Report
-from tests.unit.lab.reports import SAMPLES, SLOW, block, report, usual
+from tests.unit.lab.reports import SAMPLES, block, report, usual
 
 EPOCH = [(0, [0, 1]), (0, [2, 3])]
 
 
-def _whole() -> Report:
-    first, second = usual(), usual()
-    for mine in (first, second):
-        for some in mine:
-            some.ids.append((0, []))
+def _whole(tempo: Sequence[float] = (1.0,) * 4, equal_s: float = 0.06) -> Report:
+    first, second = (usual(rank, tempo=tempo, equal_s=equal_s) for rank in range(2))
+    for some in (*first, *second):
+        some.ids.append((0, []))
     return report(first, second)
 
 
-def test_speeds_are_medians_of_blocks_without_the_cold_one() -> None:
-    outcome = compare(_whole(), (1.0, 0.5), "numbers", "adaptive.jsonl")
+def _compared(whole: Report) -> Comparison:
+    return compare(whole, (1.0, 0.5), "numbers", "adaptive.jsonl")
+
+
+def test_times_are_those_of_the_rounds_without_the_cold_blocks() -> None:
+    outcome = _compared(_whole())
 
     uniform, adaptive = outcome.runs
     assert (uniform.policy, adaptive.policy) == ("uniform", "adaptive")
-    assert uniform.step_s == pytest.approx(0.04)
-    assert adaptive.step_s == pytest.approx(0.023)
-    assert adaptive.samples_per_s == pytest.approx(3 / 0.023)
-    assert outcome.speedup == pytest.approx(0.04 / 0.023)
+    assert uniform.step_s == pytest.approx(0.06)
+    assert adaptive.step_s == pytest.approx(0.042)
+    assert adaptive.samples_per_s == pytest.approx(6 / 0.042)
+    assert outcome.speedup == pytest.approx(0.06 / 0.042)
+    assert outcome.pairs == 4
 
 
-def test_efficiency_is_against_the_fastest_fixed_split_that_was_run() -> None:
-    outcome = compare(_whole(), (1.0, 0.5), "numbers", "adaptive.jsonl")
+def test_efficiency_is_relative_to_the_fastest_fixed_split() -> None:
+    outcome = _compared(_whole())
 
     assert outcome.oracle is not None
-    assert outcome.oracle.shares == (2, 1)
-    assert outcome.oracle.step_s == pytest.approx(0.020)
-    assert outcome.runs[0].efficiency == pytest.approx(0.5)
-    assert outcome.runs[1].efficiency == pytest.approx(0.020 / 0.023)
+    assert outcome.oracle.shares == (4, 2)
+    assert outcome.oracle.step_s == pytest.approx(0.040)
+    assert outcome.runs[0].efficiency == pytest.approx(2 / 3)
+    assert outcome.runs[1].efficiency == pytest.approx(0.040 / 0.042)
 
 
-def test_the_bound_counts_the_communication() -> None:
-    outcome = compare(_whole(), (1.0, 0.5), "numbers", "adaptive.jsonl")
-    slower = compare(replace(_whole(), communication_s=0.02), (1.0, 0.5), "numbers", "t")
+def test_the_bound_is_the_equal_step_over_the_best_one_by_the_busy_times() -> None:
+    # The slowest worker of every split has 2 ms left in a balanced step, and none in the others.
+    outcome, slower = _compared(_whole()), _compared(_whole(equal_s=0.08))
 
-    # Equal is (2, 1) here, for the odd sample goes to the first worker: 20 ms, the best there is.
-    assert outcome.bound == pytest.approx(1.0)
-    assert outcome.linear_bound == slower.linear_bound == pytest.approx(1.5)
-    four = compare(replace(_whole(), global_batch=6), (1.0, 0.5), "numbers", "t")
-    with_communication = replace(_whole(), global_batch=6, communication_s=0.02)
-    assert four.bound == pytest.approx(60 / 40)
-    assert compare(with_communication, (1.0, 0.5), "numbers", "t").bound == pytest.approx(80 / 60)
+    assert outcome.bound == pytest.approx(0.06 / 0.04)
+    assert outcome.linear_bound == pytest.approx(1.5)
+    assert slower.bound == pytest.approx(0.08 / 0.04), "the equal split is measured, not computed"
+
+
+def test_a_communication_that_no_split_avoids_counts_in_the_bound() -> None:
+    whole = _whole()
+    for mine in whole.ranks:
+        for some in mine.blocks:
+            some.step_s = [step_s + 0.02 for step_s in some.step_s]
+
+    assert _compared(whole).bound == pytest.approx(0.08 / 0.06)
+
+
+def test_a_machine_that_drifts_leaves_the_ratios_and_their_intervals_alone() -> None:
+    steady, drifting = (_compared(_whole(tempo)) for tempo in ((1.0,) * 5, (1, 1.1, 1.3, 0.8, 1.2)))
+
+    assert drifting.drift == pytest.approx(0.2, abs=1e-4)
+    assert drifting.speedup == pytest.approx(steady.speedup)
+    assert drifting.speedup_interval == pytest.approx(steady.speedup_interval)
+    assert drifting.runs[1].efficiency_interval == pytest.approx((0.04 / 0.042, 0.04 / 0.042))
+    assert not drifting.disturbed
+
+
+@pytest.mark.parametrize(("swing", "disturbed"), [(1.02, False), (2.0, True)])
+def test_a_demo_is_disturbed_if_its_ratios_are_uncertain(swing: float, disturbed: bool) -> None:
+    whole = _whole()
+    late = [b for b in whole.ranks[0].blocks if b.policy == "adaptive"][-1]
+    late.step_s = [swing * step_s for step_s in late.step_s]
+
+    outcome = _compared(whole)
+
+    assert outcome.disturbed is disturbed
+    low, high = outcome.speedup_interval or (0.0, 0.0)
+    assert low < 0.06 / 0.042 < high
 
 
 def test_the_rest_is_passed_on_as_it_was_reported() -> None:
-    outcome = compare(_whole(), (1.0, 0.5), "numbers", "adaptive.jsonl")
+    outcome = _compared(_whole())
 
     uniform, adaptive = outcome.runs
     assert (outcome.workers, outcome.speeds, outcome.limits) == (2, (1.0, 0.5), "numbers")
-    assert (outcome.global_batch, outcome.trace) == (3, "adaptive.jsonl")
+    assert (outcome.global_batch, outcome.trace) == (6, "adaptive.jsonl")
     assert outcome.achieved_speeds == pytest.approx((1.0, 0.5))
     assert (uniform.changes, adaptive.changes) == (0, 2)
     assert (uniform.test_accuracy, adaptive.test_accuracy) == (0.9, 0.91)
-    assert (uniform.shares, adaptive.shares) == ((1, 2), (2, 1))
+    assert (uniform.shares, adaptive.shares) == ((3, 3), (4, 2))
 
 
-@pytest.mark.parametrize(("factor", "disturbed"), [(1.06, True), (1.04, False)])
-def test_workers_that_change_between_the_calibrations_disturb(
-    factor: float, disturbed: bool
-) -> None:
+def test_a_split_that_was_fast_once_is_not_the_fastest() -> None:
     whole = _whole()
-    slower = {size: factor * time_s for size, time_s in SLOW.items()}
-    ranks = [whole.ranks[0], replace(whole.ranks[1], after=slower)]
+    lucky = next(b for b in whole.ranks[0].blocks if b.policy == "static:5,1")
+    lucky.step_s = [0.03] * 3
 
-    outcome = compare(replace(whole, ranks=ranks), (1.0, 0.5), "numbers", "t")
+    outcome = _compared(whole)
 
-    assert outcome.disturbed is disturbed
-    assert outcome.drift == pytest.approx(factor - 1, abs=1e-4)
-
-
-def test_a_split_that_was_fast_once_does_not_win() -> None:
-    lucky = [block("static:3,0", [time_s], (3, 0)) for time_s in (0.001, 0.05, 0.05)]
-    steady = [block("static:2,1", [0.02], (2, 1)) for _ in range(3)]
-
-    oracle = fastest_fixed([*lucky, *steady, block("uniform", [0.0001], (1, 2))])
-
-    assert oracle.shares == (2, 1)
+    assert outcome.oracle is not None
+    assert outcome.oracle.shares == (4, 2)
 
 
 def test_the_final_loss_is_the_mean_per_sample_over_steps_that_both_have_trained() -> None:
@@ -137,7 +158,7 @@ def test_the_last_epoch_may_be_unfinished_but_repeats_nothing() -> None:
     assert audit(_ids((0, [0, 1]), other=((0, [1]),)), "uniform") == (0, 1)
 
 
-def test_an_epoch_that_nobody_delivered_is_lost_whole() -> None:
+def test_an_epoch_that_no_rank_delivered_is_lost_whole() -> None:
     assert audit(_ids((0, [0, 1, 2, 3]), (2, [3])), "uniform") == (SAMPLES, 0)
 
 

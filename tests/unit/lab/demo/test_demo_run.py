@@ -1,4 +1,4 @@
-"""The demo from the outside, with a launch that is over at once; and its arms on real ranks."""
+"""A demo whose launch ends at once, and its arms on real ranks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch.utils.data import TensorDataset
 from evenstride.errors import LaunchError
 from evenstride.lab.comparison.comparison_result import Comparison
 from evenstride.lab.demo.demo_run import run_demo
-from evenstride.lab.demo.demo_schedule import NEWS, REPORT, DemoSchedule
+from evenstride.lab.demo.demo_schedule import EQUAL_TRACE, NEWS, REPORT, TRACE, DemoSchedule
 from evenstride.lab.demo.demo_script import Bench, DemoArm, DemoTask, small_net
 from evenstride.lab.demo.fashion_mnist import FASHION_FILES
 from evenstride.lab.processes.cpu_limits import Limits
@@ -25,13 +25,14 @@ from evenstride.testing import RankPool
 from tests.messages import raises_message
 from tests.unit.lab.fake_runs import SpyLimits
 from tests.unit.lab.reports import report, usual
+from tests.unit.lab.traces import write_run
 
 Watch = Callable[[LaunchProgress], None]
 News = list[dict[str, Any]]
 
 
 def _run(
-    plan: DemoSchedule, limits: SpyLimits, *, fails: bool = False
+    plan: DemoSchedule, limits: SpyLimits, *, fails: bool = False, traced: bool = False
 ) -> tuple[Comparison, News, Launch, list[int]]:
     news, drawn, launches = list[dict[str, Any]](), list[int](), list[Launch]()
 
@@ -46,10 +47,13 @@ def _run(
             file.write(json.dumps({"what": "the last"}) + "\n")
         if fails:
             raise LaunchError("a worker fell over")
-        blocks = usual()
-        for some in blocks:
+        if traced:
+            for name in (EQUAL_TRACE, TRACE):
+                write_run(folder / name, name.removesuffix(".jsonl"), [0.1] * 50, [(4, 2)])
+        first, second = usual(0), usual(1)
+        for some in (*first, *second):
             some.ids.append((0, []))
-        report(blocks, blocks).save(folder / REPORT)
+        report(first, second).save(folder / REPORT)
         return 1.0
 
     with pytest.MonkeyPatch.context() as patch:
@@ -62,7 +66,7 @@ def _run(
     return outcome, news, launches[0], drawn
 
 
-def test_the_demo_passes_on_its_workers_news_while_they_are_at_work(tmp_path: Path) -> None:
+def test_the_demo_passes_on_the_news_of_its_workers_while_they_train(tmp_path: Path) -> None:
     outcome, news, _, drawn = _run(DemoSchedule(tmp_path / "out", None), SpyLimits())
 
     assert news[0] == {"what": "limits", "kind": "numbers", "caveat": "Only numbers."}
@@ -72,7 +76,23 @@ def test_the_demo_passes_on_its_workers_news_while_they_are_at_work(tmp_path: Pa
     assert outcome.trace == str(tmp_path / "out" / "adaptive.jsonl")
 
 
-def test_the_demo_tells_its_workers_the_plan_and_shields_them_from_the_callers_settings(
+def test_the_demo_writes_a_page_that_compares_both_runs(tmp_path: Path) -> None:
+    outcome, *_ = _run(DemoSchedule(tmp_path / "out", None), SpyLimits(), traced=True)
+
+    assert outcome.report == str(tmp_path / "out" / "report.html")
+    page = Path(outcome.report).read_text()
+    assert "equal" in page
+    assert "balanced" in page
+
+
+def test_without_traces_there_is_no_page(tmp_path: Path) -> None:
+    outcome, *_ = _run(DemoSchedule(tmp_path / "out", None), SpyLimits())
+
+    assert outcome.report is None
+    assert not (tmp_path / "out" / "report.html").exists()
+
+
+def test_the_demo_hands_its_workers_the_plan_and_shields_them_from_the_callers_settings(
     tmp_path: Path,
 ) -> None:
     for name in itertools.chain(*FASHION_FILES.values()):
@@ -119,6 +139,11 @@ def _train(rank: int, folder: str) -> dict[str, Any]:
         "counts": first.counts,
         "losses": len(first.losses),
         "times": (len(first.step_s), min(first.step_s) > 0, len(second.step_s)),
+        "shares_timed": [share for share, _ in first.work],
+        "busy": all(
+            0 < busy_s <= step_s
+            for (_, busy_s), step_s in zip(first.work, first.step_s, strict=True)
+        ),
         "shares": (first.shares, first.policy),
         "accuracy": accuracy,
         "training": arm.net.training,
@@ -137,6 +162,8 @@ def test_an_arm_trains_blocks_across_epochs_and_counts_what_it_was_given(
         # The first step after the barrier and after each start of an epoch has no time.
         assert mine["times"] == (3, True, 0)
         assert mine["shares"] == ((3, 1), "static:3,1")
+        assert mine["shares_timed"] == [count] * 3
+        assert mine["busy"], "a worker's own work is a part of the step"
         assert mine["training"] is True
     assert first["accuracy"] == second["accuracy"]
     for epoch in (0, 1):

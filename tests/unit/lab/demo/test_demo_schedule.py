@@ -1,4 +1,4 @@
-"""What the demo's workers are told and bring home, and the sizes it chooses."""
+"""The schedule and the report of a demo, and the sizes it chooses."""
 
 from __future__ import annotations
 
@@ -6,22 +6,25 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
+from torch.utils.data import TensorDataset
 
 from evenstride.errors import ConfigError
 from evenstride.lab.comparison.comparison_result import best_split
 from evenstride.lab.demo.demo_run import run_demo
 from evenstride.lab.demo.demo_schedule import DemoSchedule, Report
-from evenstride.lab.demo.demo_script import Demo, choose_batch, sizes_for
-from tests.unit.lab.reports import FAST, SLOW, block, report, usual
+from evenstride.lab.demo.demo_script import Demo, DemoTask, choose_batch, sizes_for
+from tests.unit.lab.reports import EQUAL, FAST, SLOW, block, report, usual
 
 rates = st.lists(st.floats(10.0, 1e5), min_size=1, max_size=6)
 
 
 @pytest.mark.parametrize("data", [None, Path("/somewhere/fashion")])
 def test_a_plan_survives_its_file(tmp_path: Path, data: Path | None) -> None:
-    plan = DemoSchedule(tmp_path, data, block_steps=7, step_s=0.5, size_s=0.25)
+    plan = DemoSchedule(tmp_path, data, rounds=3, block_steps=7, step_s=0.5, size_s=0.25)
 
     plan.save(tmp_path / "plan.json")
 
@@ -37,8 +40,8 @@ def test_a_report_survives_its_file(tmp_path: Path) -> None:
     assert read.ranks[0] == whole.ranks[0]
     assert read.ranks[1].before == SLOW, "sizes are numbers again"
     assert [(epoch, ids) for epoch, ids in read.ranks[1].blocks[0].ids] == [(0, [3, 1])]
-    assert read.ranks[0].blocks[0].shares == (2, 1), "shares are a tuple again"
-    assert (read.global_batch, read.train_samples, read.changes) == (3, 4, 2)
+    assert read.ranks[0].blocks[0].shares == EQUAL, "shares are a tuple again"
+    assert (read.global_batch, read.train_samples, read.changes) == (6, 4, 2)
 
 
 @given(rates, st.floats(0.01, 1.0), st.integers(200, 100_000))
@@ -82,33 +85,35 @@ def test_the_best_split_for_the_calibrated_curves_is_run_as_a_fixed_one() -> Non
     assert best_split([FAST, SLOW], 6) == (4, 2)
 
 
-def _neighbour(adaptive: tuple[int, ...], split: tuple[int, ...]) -> tuple[int, ...]:
-    demo = object.__new__(Demo)
-    demo.blocks = [
-        block("adaptive", [0.1], (9, 91)),
-        block("adaptive", [0.1], adaptive),
-        block("uniform", [0.1], (50, 50)),
-    ]
-    return demo.neighbour(split)
+def test_the_second_fixed_split_is_the_one_at_which_adaptive_has_arrived() -> None:
+    assert Demo.neighbour((70, 30), adaptive=(60, 40)) == (60, 40)
 
 
-def test_the_split_beside_the_best_is_where_the_adaptive_arm_has_ended() -> None:
-    assert _neighbour((60, 40), (70, 30)) == (60, 40)
+def test_when_both_agree_the_second_one_has_a_little_less_for_the_largest_share() -> None:
+    assert Demo.neighbour((70, 30), adaptive=(70, 30)) == (68, 32)
+    assert Demo.neighbour((5, 3), adaptive=(5, 3)) == (4, 4)
+    assert Demo.neighbour((6, 6), adaptive=(6, 6)) == (5, 7)
+    assert Demo.neighbour((6,), adaptive=(6,)) == (6,)
 
 
-def test_when_both_agree_a_little_is_moved_from_the_largest_to_the_smallest() -> None:
-    assert _neighbour((70, 30), (70, 30)) == (68, 32)
-    assert _neighbour((5, 3), (5, 3)) == (4, 4)
+def test_a_task_in_whole_batches_has_no_shorter_step_in_an_epoch() -> None:
+    data = TensorDataset(torch.arange(10), torch.arange(10) * 2)
+    task = DemoTask("numbers", data, data, nn.Identity)
+
+    whole = task.in_whole_batches(4)
+
+    assert whole.train.tensors[1].tolist() == [0, 2, 4, 6, 8, 10, 12, 14]
+    assert len(whole.test) == 10
 
 
 def _refused(plan: DemoSchedule, speeds: tuple[float, ...], match: str) -> None:
-    told: list[object] = []
+    news: list[object] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("evenstride.lab.demo.demo_run.usable_cpus", lambda: 2)
         patch.setattr("evenstride.lab.demo.demo_run.run", lambda *_: pytest.fail("it was started"))
         with pytest.raises(ConfigError, match=match):
-            run_demo(plan, speeds, told.append)
-    assert told == []
+            run_demo(plan, speeds, news.append)
+    assert news == []
     assert not plan.folder.exists()
 
 
@@ -122,7 +127,7 @@ def test_missing_digits_are_refused_before_anything_is_done(
     monkeypatch.setitem(sys.modules, "sklearn", None)
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
 
-    _refused(DemoSchedule(tmp_path / "out", None), (1.0,), "scikit-learn, which is not installed")
+    _refused(DemoSchedule(tmp_path / "out", None), (1.0,), "needs scikit-learn")
 
 
 def test_a_folder_without_the_data_is_refused_before_anything_is_done(tmp_path: Path) -> None:

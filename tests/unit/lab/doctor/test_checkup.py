@@ -57,17 +57,17 @@ def test_a_machine_is_examined_without_leaving_a_limit(monkeypatch: pytest.Monke
     assert json.loads(json.dumps(findings)) == findings
 
 
-def test_findings_are_told_one_a_line_in_words() -> None:
-    told = tell({"cores": 2.0, "bf16_on_device": False, "backends": ["gloo", "mpi"]})
+def test_findings_are_one_line_each_in_words() -> None:
+    text = tell({"cores": 2.0, "bf16_on_device": False, "backends": ["gloo", "mpi"]})
 
-    assert told.splitlines() == [
+    assert text.splitlines() == [
         "cores                2.0",
         "bf16_on_device       no",
         "backends             gloo, mpi",
     ]
 
 
-def test_a_group_is_told_rank_by_rank_with_the_slow_ones_named() -> None:
+def test_a_group_is_shown_rank_by_rank_with_the_names_of_slow_ranks() -> None:
     lines = tell({"cores": 2.0, "group": GROUP}).splitlines()
 
     assert "2 ranks" in lines
@@ -80,10 +80,10 @@ def test_a_group_is_told_rank_by_rank_with_the_slow_ones_named() -> None:
 def test_what_is_wrong_with_a_group_stands_out() -> None:
     wrong = {**GROUP, "exact": False, "gradient_error": 0.76, "same_torch": False, "slow": []}
 
-    told = tell({"group": wrong})
+    text = tell({"group": wrong})
 
-    check_message(told, "7.6e-01")
-    assert "slow ranks           none" in told
+    check_message(text, "7.6e-01")
+    assert "slow ranks           none" in text
 
 
 def _errors(rank: int) -> tuple[float, float]:

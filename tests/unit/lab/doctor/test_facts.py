@@ -44,7 +44,7 @@ def cards(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
 
 
 @pytest.mark.usefixtures("cards")
-def test_every_card_of_a_machine_is_told_with_what_it_can_do() -> None:
+def test_every_gpu_of_a_machine_is_listed_with_its_abilities() -> None:
     findings = examine_machine()
 
     assert findings["devices"] == ["NVIDIA L4", "Tesla P100"]
@@ -99,7 +99,7 @@ def test_a_rank_tells_of_its_own_card_only(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.usefixtures("cards")
-def test_a_group_is_told_with_every_ranks_wheel_and_abilities(
+def test_a_group_is_shown_with_the_wheel_and_abilities_of_every_rank(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     ranks: list[dict[str, Any]] = []
@@ -119,9 +119,11 @@ def test_a_group_is_told_with_every_ranks_wheel_and_abilities(
 
     lines = tell({"group": group}).splitlines()
 
-    told = "wheel CUDA 13.0 for sm_75 sm_86; capability {}; bf16 {}; compile no; memory {} GiB; "
-    assert any(told.format("Ada, sm_89", "native", "24.0") in line for line in lines)
-    assert any(told.format("Pascal, sm_60", "emulated", "16.0") in line for line in lines)
+    expected = (
+        "wheel CUDA 13.0 for sm_75 sm_86; capability {}; bf16 {}; compile no; memory {} GiB; "
+    )
+    assert any(expected.format("Ada, sm_89", "native", "24.0") in line for line in lines)
+    assert any(expected.format("Pascal, sm_60", "emulated", "16.0") in line for line in lines)
     assert len([line for line in lines if "rank 1 is Tesla P100" in line]) == 1
     assert not any("rank 0 is" in line for line in lines)
     check_message(lines)

@@ -96,7 +96,7 @@ def test_a_rank_lists_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ports_of_rank() == [me]
 
 
-def test_open_ports_are_told_plainly_with_the_remedy() -> None:
+def test_open_ports_are_shown_with_the_remedy() -> None:
     closed = Port("127.0.0.1", 29400, "rank 0", 7, is_open=False).to_plain()
     open_ = Port("::", 29401, "agent", 6, is_open=True).to_plain()
 

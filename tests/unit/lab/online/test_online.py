@@ -35,14 +35,14 @@ def test_a_phase_is_measured_once_enough_is_known_of_every_worker(tmp_path: Path
     assert found.noise is None
 
 
-def test_of_one_worker_that_has_told_nothing_nothing_is_known(tmp_path: Path) -> None:
+def test_without_a_measurement_of_one_worker_there_is_no_probe(tmp_path: Path) -> None:
     assert probe_of(life(tmp_path, workers=("a/0", "a/1"), busy_s={0: 0.1}), 1) is None
     assert facts_of(tmp_path / "nowhere.jsonl") is None
     assert probe_of(tmp_path / "nowhere.jsonl", 1) is None
 
 
-def told(folder: Path, *observations: Observation) -> Path:
-    """Return the trace of a lone process that told of these."""
+def trace_of(folder: Path, *observations: Observation) -> Path:
+    """Return the trace of a single process with these observations."""
     trace = life(folder)
     formed, rest = trace.read_text().splitlines()[:-1], folder / "rest.jsonl"
     with TraceWriter(rest, {"policy": "uniform"}) as writer:
@@ -58,7 +58,7 @@ def test_steps_that_the_processes_before_disturbed_do_not_count(tmp_path: Path) 
     first = Observation(0, 512, 4, (9.0,), (0.0,), modelled=False)
     calm = Observation(0, 512, 5, (0.1, 0.11) * 4, (0.0,) * 8)
 
-    found = probe_of(told(tmp_path, slow, first, calm), 5)
+    found = probe_of(trace_of(tmp_path, slow, first, calm), 5)
 
     assert found is not None
     (point,) = found.points[0]
@@ -73,7 +73,7 @@ def test_a_step_is_the_mean_of_all_with_what_was_beside_them(tmp_path: Path) -> 
     steps = ((0.1,) * 9 + (0.9,)) * 8
     seen = Observation(0, 512, 0, steps, (0.01,) * 80, outside_s=0.8, control_wait_s=0.8)
 
-    found = probe_of(told(tmp_path, seen), 5)
+    found = probe_of(trace_of(tmp_path, seen), 5)
 
     assert found is not None
     assert found.step_s == pytest.approx(0.18 + 0.01 + 0.02)

@@ -143,7 +143,7 @@ def test_a_quota_that_is_refused_without_a_word_is_noticed(
     assert base.groups() == []
 
 
-def test_a_quota_that_is_refused_later_on_is_told(tmp_path: Path) -> None:
+def test_a_quota_that_is_refused_later_is_reported(tmp_path: Path) -> None:
     base = GroupV1.hierarchy(tmp_path / "cpu")
     limits = CgroupLimits(CgroupFiles("cgroup v1", base), 1)
     (quota,) = Path(base).glob("*/worker-0/cpu.cfs_quota_us")

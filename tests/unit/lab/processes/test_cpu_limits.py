@@ -1,4 +1,4 @@
-"""The best limits that are permitted, and what is said where they are not the best."""
+"""The best limits that are permitted, and the sentence on why there are no better ones."""
 
 from __future__ import annotations
 

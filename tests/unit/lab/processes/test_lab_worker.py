@@ -42,12 +42,12 @@ deep(3)
 
 @dataclass(frozen=True)
 class Failed:
-    """A run of the script above, which fails after it has told what it sees."""
+    """A run of the script above, which fails after it has recorded its surroundings."""
 
     facts: dict[str, Any]
     error: LaunchError
     limits: SpyLimits
-    told: str
+    path: str
 
 
 @pytest.fixture(scope="module")
@@ -56,18 +56,18 @@ def failed(tmp_path_factory: pytest.TempPathFactory) -> Failed:
     folder = tmp_path_factory.mktemp("worker")
     (folder / "train.py").write_text(SCRIPT)
     (folder / "neighbour.py").write_text("REASON = 42\n")
-    limits, told = SpyLimits(), str(folder / "facts.json")
-    launch = Launch((str(folder / "train.py"), told, "--lr"), (1.0,), deadline_s=100.0)
+    limits, path = SpyLimits(), str(folder / "facts.json")
+    launch = Launch((str(folder / "train.py"), path, "--lr"), (1.0,), deadline_s=100.0)
     with pytest.raises(LaunchError) as caught:
         run(launch, limits, folder / "logs")
-    return Failed(json.loads(Path(told).read_text()), caught.value, limits, told)
+    return Failed(json.loads(Path(path).read_text()), caught.value, limits, path)
 
 
 def test_a_script_runs_as_the_main_program_with_its_arguments_and_neighbours(
     failed: Failed,
 ) -> None:
     assert failed.facts["name"] == "__main__"
-    assert failed.facts["arguments"] == [failed.told, "--lr"]
+    assert failed.facts["arguments"] == [failed.path, "--lr"]
     assert failed.facts["world"] == "1"
 
 

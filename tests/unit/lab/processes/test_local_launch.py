@@ -139,7 +139,7 @@ def test_workers_are_pinned_so_that_no_core_is_asked_for_too_much(
     assert [cores[pid] for _, pid in limits.joined] == [1, 0, 1]
 
 
-def test_workers_are_placed_anew_when_their_speeds_change(
+def test_workers_are_placed_again_when_their_speeds_change(
     stage: Stage, cores: dict[int, int]
 ) -> None:
     stage.gate()
@@ -221,7 +221,7 @@ def test_a_parameter_server_is_not_limited_with_the_worker_that_starts_it(stage:
     assert server not in [pid for _, pid in limits.joined]
 
 
-def test_a_worker_that_fails_is_told_with_its_last_output(stage: Stage) -> None:
+def test_a_worker_that_fails_is_reported_with_its_last_output(stage: Stage) -> None:
     stage.orders["exit"] = 3
     limits = SpyLimits()
 

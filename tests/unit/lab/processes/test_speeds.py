@@ -80,7 +80,9 @@ def test_speeds_fit_exactly_when_their_sum_is_at_most_the_cores(
     if hundredths <= 100 * cores:
         check_fit(tuple(wanted), cores)
     else:
-        with pytest.raises(ConfigError, match=f"but this machine has {cores}; the workers would"):
+        with pytest.raises(
+            ConfigError, match=f"but this machine has {cores}, so the workers would"
+        ):
             check_fit(tuple(wanted), cores)
 
 

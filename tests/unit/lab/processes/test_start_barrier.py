@@ -1,4 +1,4 @@
-"""Workers report, wait, and are let loose together."""
+"""Workers report, wait, and start together."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_workers_are_gathered_in_the_order_of_their_numbers(
     _close(waiting)
 
 
-def test_nobody_goes_on_before_all_are_let_loose(open_muster: Open) -> None:
+def test_no_worker_continues_before_all_are_started(open_muster: Open) -> None:
     muster = open_muster(2)
     with socket(AF_UNIX) as first, socket(AF_UNIX) as second:
         for worker, connection in enumerate((first, second)):
@@ -103,7 +103,7 @@ def test_workers_that_do_not_come_in_time_are_counted(
             muster.gather(60.0, lambda: clock.spend(40.0))
 
 
-def test_a_worker_whose_lab_ends_is_told(open_muster: Open, workers: ThreadPoolExecutor) -> None:
+def test_a_worker_whose_lab_ends_fails(open_muster: Open, workers: ThreadPoolExecutor) -> None:
     muster = open_muster(1)
     waiting = workers.submit(report_for_duty, str(muster.path), 0)
     muster.gather(30.0, _nothing)
@@ -114,7 +114,7 @@ def test_a_worker_whose_lab_ends_is_told(open_muster: Open, workers: ThreadPoolE
         waiting.result(30.0)
 
 
-def test_a_worker_that_finds_no_lab_is_told(folder: Path) -> None:
+def test_a_worker_without_a_lab_fails(folder: Path) -> None:
     with raises_message(LaunchError, "worker 0"):
         report_for_duty(str(folder / "muster"), 0)
 

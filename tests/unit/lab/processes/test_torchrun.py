@@ -31,8 +31,8 @@ def command_of(**fields: Any) -> Torchrun:
 
 def settings_of(run: Torchrun) -> dict[str, str]:
     """Return the rendezvous settings."""
-    (told,) = (a for a in run.arguments if a.startswith("--rdzv-conf="))
-    return dict(pair.split("=") for pair in told.removeprefix("--rdzv-conf=").split(","))
+    (argument,) = (a for a in run.arguments if a.startswith("--rdzv-conf="))
+    return dict(pair.split("=") for pair in argument.removeprefix("--rdzv-conf=").split(","))
 
 
 def test_one_machine_needs_no_store() -> None:
@@ -75,7 +75,7 @@ def test_machines_that_stay_host_the_store_among_them_and_hear_what_that_means()
     assert not any(a.startswith("--shutdown-timeout") for a in run.arguments)
     (note,) = run.notes
     check_message(note)
-    assert "torchrun cannot go on" in note
+    assert "the job ends on all machines" in note
     assert "evenstride launch --store-only --store head:29400" in note
 
 
@@ -88,9 +88,9 @@ def test_one_machine_that_may_be_taken_away_takes_the_job_along() -> None:
 def test_a_failure_that_stays_is_met_at_each_of_many_restarts_and_that_is_said() -> None:
     *_, note = command_of(spot=True, nodes=(1, 4), store=HEAD).notes
 
-    assert "at each of 1000 restarts" in note
+    assert "at each of the 1000 restarts" in note
     check_message(note, "--restarts 3", "--spot")
-    assert "at each of 40 restarts" in command_of(spot=True, restarts=40).notes[-1]
+    assert "at each of the 40 restarts" in command_of(spot=True, restarts=40).notes[-1]
     for few in (command_of(spot=True, restarts=3), command_of()):
         assert not any("restarts" in note for note in few.notes)
 
@@ -101,10 +101,10 @@ def test_several_machines_without_a_store_are_refused_with_both_ways_out() -> No
 
 
 def test_signals_of_batch_systems_reach_the_workers() -> None:
-    (told,) = (a for a in command_of().arguments if a.startswith("--signals-to-handle="))
+    (argument,) = (a for a in command_of().arguments if a.startswith("--signals-to-handle="))
 
     heard = {"SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2"}
-    assert set(told.partition("=")[2].split(",")) == heard
+    assert set(argument.partition("=")[2].split(",")) == heard
 
 
 def test_a_torchrun_that_knows_less_is_asked_for_less_and_that_is_said() -> None:
@@ -252,7 +252,7 @@ def test_a_store_that_cannot_be_is_refused(text: str) -> None:
 @pytest.mark.parametrize(
     "text", ["0.0.0.0", "0.0.0.0:1", "0", "0x0:1", "[::]", "[::]:1", "[::%1]", "[::ffff:0.0.0.0]"]
 )
-def test_nobody_meets_at_every_address_of_a_machine(text: str) -> None:
+def test_a_store_at_every_address_of_a_machine_is_refused(text: str) -> None:
     with raises_message(ConfigError):
         torchrun.parse_store(text)
 

@@ -103,7 +103,7 @@ def test_columns_of_no_meaning_here_are_told_and_not_used() -> None:
     found = read("type,GpuInfo,price,Comment", "mine,x,0.5,y")
 
     assert len(found.offers) == 1
-    assert found.notes == ("not used: 'GpuInfo', 'Comment'",)
+    assert found.notes == ("ignored: 'GpuInfo', 'Comment'",)
 
 
 def test_a_spot_price_alone_is_listed_and_of_the_same_day() -> None:
@@ -129,17 +129,17 @@ def test_an_accelerator_without_a_number_is_one() -> None:
 
 BAD_CELLS = {
     "": "it has no price",
-    "-3.06": "Price is '-3.06': a price is above 0",
-    "0": "Price is '0': a price is above 0 and finite",
-    "1e999": "a price is above 0 and finite",
-    "nan": "it is no number",
-    "free": "it is no number; a price is like 3.06",
-    "3.06.1": "it is no number",
-    "0.5 EUR": "'EUR' is another unit than US dollars per hour",
-    "0.5€": "'€' is another unit",
-    "12 $/month": "is another unit",
-    '"3,06"': "a number has a decimal point and no comma",
-    '"1,200.50"': "a number has a decimal point and no comma",
+    "-3.06": "Price is '-3.06': expected a finite price above 0",
+    "0": "Price is '0': expected a finite price above 0",
+    "1e999": "expected a finite price above 0",
+    "nan": "expected a number",
+    "free": "expected a number such as 3.06, in US dollars",
+    "3.06.1": "expected a number",
+    "0.5 EUR": "'EUR' is not US dollars per hour",
+    "0.5€": "'€' is not US dollars per hour",
+    "12 $/month": "is not US dollars per hour",
+    '"3,06"': "expected a decimal point and no comma",
+    '"1,200.50"': "expected a decimal point and no comma",
 }
 
 
@@ -154,17 +154,17 @@ def test_a_bad_price_is_refused_with_its_line_and_the_rest_is_used(cell: str) ->
 
 
 BAD_ROWS = {
-    "bad,3,06,,,": "it has 6 cells and the header 5; a number has a decimal point",
+    "bad,3,06,,,": "it has 6 cells, but the header has 5; write numbers with a decimal point",
     "bad,3": "it has 2 cells",
     ",3,,,": "it has no type",
-    'bad,"3,,,': "a quote in it is not closed",
-    "bad,3,12 GB,,": "memory is '12 GB': it is no number; units belong into the column's name",
-    "bad,3,-1,,": "it has to be at least 0",
-    "bad,3,,often,": "it is no band; one is written <5%, 5-10% or >20%",
-    "bad,3,,10-5%,": "a band goes from a part below 100 % to a larger one, 100 % at most",
-    "bad,3,,90-120%,": "a band goes from a part below 100 % to a larger one, 100 % at most",
-    "bad,3,,0.07,": "it is no band",
-    "bad,3,,,yesterday": "date is 'yesterday': it is no date; one is written 2025-06-28",
+    'bad,"3,,,': "a quoted text is not closed",
+    "bad,3,12 GB,,": "memory is '12 GB': expected a number; put units into the column's name",
+    "bad,3,-1,,": "expected a finite number of at least 0",
+    "bad,3,,often,": "expected a band such as <5%, 5-10% or >20%",
+    "bad,3,,10-5%,": "expected a band from below 100 % to a larger value of at most 100 %",
+    "bad,3,,90-120%,": "expected a band from below 100 % to a larger value of at most 100 %",
+    "bad,3,,0.07,": "expected a band",
+    "bad,3,,,yesterday": "date is 'yesterday': expected a date such as 2025-06-28",
 }
 
 

@@ -114,11 +114,13 @@ GOOD = AZURE[0]
 BAD = {
     "its price is 0": replace(GOOD, location="westus", price=0.0),
     "its price is -1": replace(GOOD, location="westus", price=-1.0),
-    "nothing is known of its processors": replace(GOOD, location="westus", cpu=None, memory=None),
-    "it has accelerators, and nobody says which": replace(GOOD, location="westus", gpu_name=None),
-    "it has no name or no place": replace(GOOD, location=""),
-    "it is there twice; the first is used": replace(GOOD, price=1.0),
-    "it has a spot price, and none on demand": replace(GOOD, location="westus", spot=True),
+    "its processors and memory are not known": replace(
+        GOOD, location="westus", cpu=None, memory=None
+    ),
+    "the type of its accelerators is not known": replace(GOOD, location="westus", gpu_name=None),
+    "it has no name or no location": replace(GOOD, location=""),
+    "it is a duplicate; the first one is used": replace(GOOD, price=1.0),
+    "it has a spot price, but no on-demand price": replace(GOOD, location="westus", spot=True),
 }
 
 

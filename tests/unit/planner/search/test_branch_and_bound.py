@@ -20,7 +20,7 @@ from evenstride.planner.search.training_forecast import (
     undominated,
 )
 from evenstride.planner.workload.step_time import exact_step, lateness, least_compute_s
-from tests.effort import dear
+from tests.effort import expensive
 from tests.unit.planner.kinds import kind, task
 
 BATCHES = (64, 256, 1024)
@@ -86,7 +86,7 @@ def test_a_space_too_large_to_judge_says_what_may_be_missed(
     assert hasty.front_gap > 0.0
 
 
-@dear
+@expensive
 @given(st.lists(kinds, min_size=1, max_size=3, unique_by=lambda k: (k.name, k.place)))
 def test_no_cluster_beats_those_that_are_found(some: list[Kind]) -> None:
     found = search(Space(tuple(some), BATCHES, most_machines=3), task())

@@ -28,7 +28,7 @@ def test_too_little_memory_says_how_many_machines_or_which_batch_would_do() -> N
     assert "--max-nodes 16" in message
     assert make_plan([SMALL, ROOMY], task(), Wishes(), (310,), most_machines=16).found.outlooks
     assert make_plan([SMALL, ROOMY], task(), Wishes(), (160,), most_machines=8).found.outlooks
-    assert "takes 15 machines" in told([SMALL, ROOMY], (300,), 14)
+    assert "needs 15 machines" in told([SMALL, ROOMY], (300,), 14)
 
 
 def test_no_more_machines_are_advised_than_may_be_asked_for() -> None:
@@ -36,7 +36,7 @@ def test_no_more_machines_are_advised_than_may_be_asked_for() -> None:
 
     assert f"--max-nodes {MOST_MACHINES}" in told([SMALL], (enough,), 8)
     message = told([SMALL], (too_many,), 8)
-    assert f"takes {MOST_MACHINES + 1} machines" in message
+    assert f"needs {MOST_MACHINES + 1} machines" in message
     assert "--max-nodes" not in message
     check_message(message, "32")
 

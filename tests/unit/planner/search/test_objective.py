@@ -42,7 +42,7 @@ def test_limits_cut_and_set_the_aim() -> None:
     assert by_deadline.outlook is SOME[2]
     assert by_deadline.reason == "the cheapest within 5 h"
     assert by_budget.outlook is SOME[2]
-    assert by_budget.reason == "the quickest within 18 USD"
+    assert by_budget.reason == "the fastest within 18 USD"
 
 
 def test_without_limits_it_is_the_knee() -> None:

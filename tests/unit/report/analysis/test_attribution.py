@@ -76,16 +76,16 @@ def test_the_sentence_says_since_when_and_what_happened(tmp_path: Path) -> None:
     _, generation = ran(
         tmp_path, lambda step: (1.0, 1.0, 0.38 if step >= 1840 else 1.0), 2600, policy="uniform"
     )
-    told = blames_of(generation)[0].reason
+    text = blames_of(generation)[0].reason
 
-    check_message(told, "worker 2", "42.2 s", "30%", "step 1")
+    check_message(text, "worker 2", "42.2 s", "30%", "step 1")
 
 
 def test_a_worker_that_is_slow_all_the_time_did_not_slow_down(tmp_path: Path) -> None:
     _, generation = ran(tmp_path, lambda _: (1.0, 1.0, 0.5), 200, policy="uniform", noise=0.02)
-    told = blames_of(generation)[0].reason
+    text = blames_of(generation)[0].reason
 
-    check_message(told, "worker 2", "100%")
+    check_message(text, "worker 2", "100%")
 
 
 def test_scatter_is_not_taken_for_slowness(tmp_path: Path) -> None:
@@ -118,10 +118,10 @@ def test_who_is_slow_but_for_a_time_in_which_another_is_slower_is_no_chance(tmp_
         return (1.0, 0.8, 0.25 if 400 <= step < 500 else 1.0)
 
     _, generation = ran(tmp_path, speeds, 500, policy="uniform", noise=0.05)
-    told = of(blames_of(generation), 1).reason
+    text = of(blames_of(generation), 1).reason
 
-    assert "by chance" not in told
-    check_message(told)
+    assert "by chance" not in text
+    check_message(text)
 
 
 def test_who_is_slow_only_while_a_slower_one_is_not_costs_from_then_on(tmp_path: Path) -> None:
@@ -129,12 +129,12 @@ def test_who_is_slow_only_while_a_slower_one_is_not_costs_from_then_on(tmp_path:
         return (1.0, 0.7, 0.25 if step < 300 else 1.0)
 
     _, generation = ran(tmp_path, speeds, 500, policy="uniform", noise=0.01)
-    told = of(blames_of(generation), 1).reason
+    text = of(blames_of(generation), 1).reason
 
-    check_message(told)
+    check_message(text)
 
 
-def told_of(reason: str) -> list[tuple[float, str]]:
+def reported_of(reason: str) -> list[tuple[float, str]]:
     """Return the seconds of each part of a sentence on several stretches, and where they are."""
     return [
         (float(seconds), where)
@@ -151,7 +151,7 @@ def test_each_of_several_slow_downs_has_its_own_seconds(tmp_path: Path, noise: f
 
     run, generation = ran(tmp_path, speeds, 500, policy="uniform", noise=noise)
     blame = blames_of(generation)[0]
-    (one_s, one), (other_s, other), *_ = told_of(blame.reason)
+    (one_s, one), (other_s, other), *_ = reported_of(blame.reason)
 
     check_message(blame.reason, "100", "199")
     assert (one, other) == ("in steps 100 to 199", "in steps 300 to 399")
@@ -159,18 +159,18 @@ def test_each_of_several_slow_downs_has_its_own_seconds(tmp_path: Path, noise: f
     assert other_s == pytest.approx(truth(run, 2, slice(300, 400)) / 2, rel=0.05)
 
 
-def test_of_many_phases_the_costliest_are_told_and_the_rest_together(tmp_path: Path) -> None:
+def test_of_many_phases_the_costliest_are_reported_and_the_rest_together(tmp_path: Path) -> None:
     def speeds(step: int) -> tuple[float, ...]:
         return (1.0, 1.0, (1.0, 0.5, 0.4)[step // 80 % 3])
 
     _, generation = ran(tmp_path, speeds, 960, policy="uniform")
     blame = blames_of(generation)[0]
-    told = told_of(blame.reason)
+    text = reported_of(blame.reason)
 
-    assert len(told) == 4
-    assert told[-1][1] == "at other"
-    assert all(where.startswith("in steps") for _, where in told[:-1])
-    assert sum(seconds for seconds, _ in told) == pytest.approx(blame.each_s, rel=0.01)
+    assert len(text) == 4
+    assert text[-1][1] == "at other"
+    assert all(where.startswith("in steps") for _, where in text[:-1])
+    assert sum(seconds for seconds, _ in text) == pytest.approx(blame.each_s, rel=0.01)
 
 
 def test_a_slow_worker_is_named_only_for_the_steps_in_which_none_is_slower(tmp_path: Path) -> None:
@@ -206,15 +206,15 @@ def altered(
     return story.generations[0]
 
 
-def test_a_worker_that_waits_for_its_data_is_told_to(tmp_path: Path) -> None:
+def test_waiting_for_data_is_given_as_the_reason(tmp_path: Path) -> None:
     run, _ = ran(tmp_path, lambda _: (1.0, 0.5), 60, workers=2, policy="uniform")
 
     def waiting(_: int, observations: list[dict[str, Any]]) -> None:
         for one in observations:
             one["data_s"] = (0.0, 0.8)[one["worker"]] * sum(one["busy_s"])
 
-    told = blames_of(altered(run, waiting))[0].reason
-    check_message(told, "80%")
+    text = blames_of(altered(run, waiting))[0].reason
+    check_message(text, "80%")
 
 
 def test_a_slow_down_that_explains_little_is_not_the_whole_reason(tmp_path: Path) -> None:
@@ -222,9 +222,9 @@ def test_a_slow_down_that_explains_little_is_not_the_whole_reason(tmp_path: Path
         return (1.0, 0.2 if step >= 100 else 0.25)
 
     _, generation = ran(tmp_path, speeds, 200, workers=2, policy="uniform")
-    told = blames_of(generation)[0].reason
+    text = blames_of(generation)[0].reason
 
-    check_message(told, "step 100", "400%", "0.80")
+    check_message(text, "step 100", "400%", "0.80")
 
 
 def test_steps_that_tell_nothing_of_speed_count_where_they_lie(tmp_path: Path) -> None:
@@ -233,17 +233,17 @@ def test_steps_that_tell_nothing_of_speed_count_where_they_lie(tmp_path: Path) -
 
     run, _ = ran(tmp_path, speeds, 200, workers=2, policy="uniform")
 
-    def untold(_: int, observations: list[dict[str, Any]]) -> None:
+    def withheld(_: int, observations: list[dict[str, Any]]) -> None:
         for one in observations:
             one["modelled"] = not 80 <= one["first_step"] < 120
 
-    blame = blames_of(altered(run, untold))[0]
+    blame = blames_of(altered(run, withheld))[0]
 
     assert len(blame.stretches) == 2
     assert sum(one.caused_s for one in blame.stretches) == pytest.approx(blame.caused_s)
 
 
-def test_steps_that_not_all_have_told_of_do_not_count(tmp_path: Path) -> None:
+def test_steps_that_not_all_have_reported_do_not_count(tmp_path: Path) -> None:
     run, whole = ran(tmp_path, lambda _: (1.0, 0.5), 60, workers=2, policy="uniform")
 
     def silent(number: int, observations: list[dict[str, Any]]) -> None:
@@ -265,12 +265,12 @@ def test_a_run_of_which_no_step_tells_of_speed_has_its_culprit(tmp_path: Path) -
     path.write_text(path.read_text().replace('"modelled":true', '"modelled":false'))
     story = RunTimeline(path)
     story.read()
-    told = blames_of(story.generations[0])[0].reason
+    text = blames_of(story.generations[0])[0].reason
 
-    check_message(told, "worker 1", "233%")
+    check_message(text, "worker 1", "233%")
 
 
-def test_nobody_is_blamed_where_workers_do_not_keep_step(tmp_path: Path) -> None:
+def test_no_worker_is_blamed_without_lockstep(tmp_path: Path) -> None:
     _, generation = ran(tmp_path, lambda _: (1.0, 0.3), 60, workers=2, header={"sync": "asp"})
 
     assert not generation.lockstep

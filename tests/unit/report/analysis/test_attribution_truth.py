@@ -73,12 +73,12 @@ def test_the_worker_the_steps_and_the_seconds_are_those_that_were(
 def test_seconds_are_right_for_all_workers_where_shares_follow_the_speeds(
     tmp_path: Path, rank: int, speed: float
 ) -> None:
-    """Nobody waits long then; whom they wait for is mostly chance, and counted all the same."""
+    """Waits are short then. Their causes are mostly chance, but they are counted."""
     run = slowed(tmp_path, "adaptive", rank, speed, 100, 199)
     truth_s = caused_s(run).sum(axis=0)
-    told_s = {blame.rank: blame.caused_s for blame in blamed(run)}
+    reported_s = {blame.rank: blame.caused_s for blame in blamed(run)}
 
-    assert [told_s[k] for k in range(4)] == pytest.approx(truth_s.tolist(), rel=1e-4)
+    assert [reported_s[k] for k in range(4)] == pytest.approx(truth_s.tolist(), rel=1e-4)
     assert caused_s(run)[100:104, rank].sum() > 0.1
 
 

@@ -53,20 +53,20 @@ def test_of_a_whole_trace_there_is_nothing_to_say(run: VirtualRun) -> None:
 
 
 @pytest.mark.parametrize("name", ["busy_s", "waited_s", "caused_s"])
-@pytest.mark.parametrize(("factor", "told"), [(1.04, False), (1.06, True), (0.94, True)])
-def test_sums_that_differ_by_more_than_a_twentieth_are_told(
-    run: VirtualRun, name: str, factor: float, told: bool
+@pytest.mark.parametrize(("factor", "output"), [(1.04, False), (1.06, True), (0.94, True)])
+def test_sums_that_differ_by_more_than_a_twentieth_are_reported(
+    run: VirtualRun, name: str, factor: float, output: bool
 ) -> None:
     own = summary(run)
     rank = 0 if name == "waited_s" else 1
     own["workers"][rank][name] *= factor
     run.end(**own)
 
-    assert [HOW in one for one in unread(run)] == [True] * told
+    assert [HOW in one for one in unread(run)] == [True] * output
     assert all(f"worker {rank} (host/{rank})" in one for one in unread(run))
 
 
-def test_both_figures_and_how_many_more_there_are_is_told(run: VirtualRun) -> None:
+def test_both_figures_and_how_many_more_there_are_is_reported(run: VirtualRun) -> None:
     """A slow step in the middle of a sound line, as no other check sees."""
     run.end(**summary(run))
     text = run.writer.path.read_text()
@@ -85,9 +85,9 @@ def test_what_is_little_beside_all_work_may_be_rounding(run: VirtualRun) -> None
     assert unread(run) == ()
 
 
-def test_steps_that_not_all_have_told_of_are_in_no_sum(run: VirtualRun) -> None:
+def test_steps_that_not_all_have_reported_are_in_no_sum(run: VirtualRun) -> None:
     """As of ranks that were closed one after the other."""
-    path, told = run.writer.path, summary(run)
+    path, output = run.writer.path, summary(run)
     lines = path.read_text().splitlines()
     at, event = max((n, json.loads(line)) for n, line in enumerate(lines) if "Exchanged" in line)
     last = event["event"]["observations"][1]
@@ -96,14 +96,14 @@ def test_steps_that_not_all_have_told_of_are_in_no_sum(run: VirtualRun) -> None:
     lines[at] = json.dumps(event)
     path.write_text("\n".join(lines) + "\n")
     run.busy_s = run.busy_s[: last["first_step"]]
-    run.end(**{**summary(run), "step": told["step"]})
+    run.end(**{**summary(run), "step": output["step"]})
 
     assert len(run.busy_s) < 57
     assert unread(run) == ()
 
 
 def test_workers_that_do_not_keep_step_have_own_work_to_compare_alone(tmp_path: Path) -> None:
-    told = {}
+    output = {}
     for factor in (1.0, 1.2):
         run = VirtualRun(
             tmp_path / f"{factor}.jsonl", lambda _: (1.0, 0.5), workers=2, header={"sync": "asp"}
@@ -113,11 +113,11 @@ def test_workers_that_do_not_keep_step_have_own_work_to_compare_alone(tmp_path: 
         own = summary(run)
         own["workers"][1]["busy_s"] *= factor
         run.end(**own)
-        told[factor] = unread(run)
+        output[factor] = unread(run)
 
-    assert told[1.0] == ()
-    check_message(told[1.2][0], "worker 1")
-    assert len(told[1.2]) == 1
+    assert output[1.0] == ()
+    check_message(output[1.2][0], "worker 1")
+    assert len(output[1.2]) == 1
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,7 @@ def test_sums_are_over_all_batches_that_the_same_workers_trained(run: VirtualRun
 
 
 def test_sums_are_those_of_the_last_workers_that_met(tmp_path: Path) -> None:
-    """A leader sums up anew for each group, and so its summary has the last one's times alone."""
+    """A leader restarts its sums for each group, so its summary has only those of the last."""
     run = VirtualRun(tmp_path / "trace.jsonl", lambda _: (1.0, 0.5), workers=2, policy="uniform")
     run.begin()
     run.run(60)

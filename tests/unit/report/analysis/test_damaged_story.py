@@ -1,4 +1,4 @@
-"""Traces that were changed after they were written: what cannot be is left out, and told."""
+"""Traces that were changed: impossible records are left out and reported."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def damaged(path: Path, number: int, line: str) -> None:
         "[]",
     ],
 )
-def test_a_damaged_line_is_told_and_the_rest_is_shown(run: VirtualRun, line: str) -> None:
+def test_a_damaged_line_is_reported_and_the_rest_is_shown(run: VirtualRun, line: str) -> None:
     run.end()
     damaged(run.writer.path, 8, line)
     story = RunTimeline(run.writer.path)
@@ -71,8 +71,8 @@ def test_an_event_that_cannot_be_takes_the_curves_away_and_nothing_else(run: Vir
 ESCAPE = "\x1b]0;pwned\x07\x1b[31mRED"
 
 
-def test_what_is_told_of_names_holds_nothing_that_a_terminal_acts_on(tmp_path: Path) -> None:
-    """Workers of the same name cannot be told apart, and the error quotes it."""
+def test_what_is_reported_of_names_holds_nothing_that_a_terminal_acts_on(tmp_path: Path) -> None:
+    """Workers of the same name are ambiguous, and the error quotes the name."""
     run = VirtualRun(tmp_path / "t.jsonl", lambda _: (1.0, 0.5), workers=2, names="host/{}".format)
     run.begin()
     run.run(20)
@@ -96,7 +96,7 @@ def test_what_is_told_of_names_holds_nothing_that_a_terminal_acts_on(tmp_path: P
         ("share", -1),
     ],
 )
-def test_more_samples_than_the_batch_has_are_told(
+def test_more_samples_than_the_batch_has_are_reported(
     run: VirtualRun, changed: str, value: int
 ) -> None:
     run.end()
@@ -111,7 +111,7 @@ def test_more_samples_than_the_batch_has_are_told(
     assert totals_of(story.generations).samples < 120 * 96
 
 
-def test_a_process_whose_workers_are_not_told_of_leaves_the_one_before_alone(
+def test_a_process_whose_workers_are_not_reported_leaves_the_one_before_alone(
     run: VirtualRun,
 ) -> None:
     before = RunTimeline(run.writer.path)
@@ -159,8 +159,8 @@ def test_what_is_nested_without_end_is_cut(run: VirtualRun) -> None:
     story.read()
     life = story.lives[-1]
 
-    for told in (life.header["deep"], life.notes[0]["reason"], life.summary):
-        text = json.dumps(told, ensure_ascii=False)
+    for output in (life.header["deep"], life.notes[0]["reason"], life.summary):
+        text = json.dumps(output, ensure_ascii=False)
         assert "…" in text and text.count("[") < 40
 
 
@@ -179,7 +179,7 @@ def test_a_step_far_beyond_the_others_is_not_believed(run: VirtualRun) -> None:
 
 
 @pytest.mark.parametrize("bad", ["null", "-1.0", "1e300"])
-def test_a_report_that_cannot_be_is_told(run: VirtualRun, bad: str) -> None:
+def test_a_report_that_cannot_be_is_reported(run: VirtualRun, bad: str) -> None:
     run.end()
     lines = run.writer.path.read_text().splitlines()
     record = json.loads(lines[9])
@@ -191,7 +191,7 @@ def test_a_report_that_cannot_be_is_told(run: VirtualRun, bad: str) -> None:
     assert any("1 report(s) of impossible times" in sentence for sentence in story.unread)
 
 
-def test_a_step_count_far_beyond_what_was_told_moves_no_clock(run: VirtualRun) -> None:
+def test_a_step_count_far_beyond_what_was_reported_moves_no_clock(run: VirtualRun) -> None:
     run.end()
     lines = run.writer.path.read_text().splitlines()
     record = json.loads(lines[9])
@@ -244,8 +244,8 @@ def test_an_event_at_no_step_is_left_out(run: VirtualRun, step: object) -> None:
 def test_another_batch_that_cannot_be_is_left_out(
     run: VirtualRun, field: str, value: object
 ) -> None:
-    told = {"type": "SetBatch", "effective": 120, "global_batch": 48, "reason": "it is faster"}
-    run.writer.record("instructions", instructions=[{**told, field: value}])
+    output = {"type": "SetBatch", "effective": 120, "global_batch": 48, "reason": "it is faster"}
+    run.writer.record("instructions", instructions=[{**output, field: value}])
     run.end()
     story = RunTimeline(run.writer.path)
     story.read()

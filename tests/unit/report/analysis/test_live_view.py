@@ -52,9 +52,9 @@ def test_each_worker_has_its_times_and_its_speed(uniform: VirtualRun) -> None:
     assert "since step 100" in view.blames[0]
 
 
-@pytest.mark.parametrize(("sync", "told"), [("bsp", 1), ("asp", 0)])
+@pytest.mark.parametrize(("sync", "text"), [("bsp", 1), ("asp", 0)])
 def test_who_is_slow_is_named_also_where_balancing_hides_it(
-    tmp_path: Path, sync: str, told: int
+    tmp_path: Path, sync: str, text: int
 ) -> None:
     run = VirtualRun(
         tmp_path / "a.jsonl",
@@ -65,8 +65,8 @@ def test_who_is_slow_is_named_also_where_balancing_hides_it(
     run.run(1000)
     blames = viewed(run).blames
 
-    assert len(blames) == told
-    check_message(blames, *(["worker 1", "0.40"] if told else []))
+    assert len(blames) == text
+    check_message(blames, *(["worker 1", "0.40"] if text else []))
 
 
 def test_it_says_when_it_was_heard_of_and_whether_it_ended(uniform: VirtualRun) -> None:
@@ -94,9 +94,9 @@ def test_a_process_whose_workers_have_not_met_was_heard_of_with_its_header(
 
 @pytest.mark.parametrize(("field", "value"), [("step", float("inf")), ("epochs", 10**400)])
 def test_a_pass_that_cannot_be_has_no_epoch(uniform: VirtualRun, field: str, value: float) -> None:
-    told = {"step": 0, "epochs": 0.0, "samples": 12_000, field: value}
+    text = {"step": 0, "epochs": 0.0, "samples": 12_000, field: value}
     with uniform.writer.path.open("a") as file:
-        file.write(json.dumps({"kind": "pass", "at_s": 1.0, **told}) + "\n")
+        file.write(json.dumps({"kind": "pass", "at_s": 1.0, **text}) + "\n")
 
     assert viewed(uniform).epoch is None
 
@@ -109,7 +109,7 @@ def test_it_counts_epochs_from_the_latest_pass(uniform: VirtualRun) -> None:
     assert viewed(uniform).step == 160
 
 
-def test_a_pass_that_has_begun_beyond_what_was_told_does_not_count_yet(
+def test_a_pass_that_has_begun_beyond_what_was_reported_does_not_count_yet(
     uniform: VirtualRun,
 ) -> None:
     uniform.writer.record("pass", at_s=1.0, step=100, epochs=3.0, samples=6_000)
@@ -165,7 +165,7 @@ def test_names_and_notes_cannot_steer_a_terminal(tmp_path: Path) -> None:
     run.begin()
     run.run(30)
     run.writer.record("alert", at_s=1.0, reason="look\x07 here\x9b31m")
-    told = json.dumps(viewed(run).to_dict(), ensure_ascii=False)
+    text = json.dumps(viewed(run).to_dict(), ensure_ascii=False)
 
-    assert not any(bad in told for bad in ("\x1b", "\u202e", "\x07", "\x9b", "\\u001b"))
-    assert "look\ufffd here" in told
+    assert not any(bad in text for bad in ("\x1b", "\u202e", "\x07", "\x9b", "\\u001b"))
+    assert "look\ufffd here" in text

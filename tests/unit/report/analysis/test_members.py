@@ -1,4 +1,4 @@
-"""Workers that got a notice: what is told of it, and what is compared then."""
+"""Workers that got a notice: its record, and which steps are compared."""
 
 from __future__ import annotations
 

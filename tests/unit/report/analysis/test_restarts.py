@@ -21,7 +21,7 @@ def begins(step: int, epochs: float, batch: int = 10, samples: int = 1000) -> di
 
 
 def life(*passes: dict[str, Any], first: int = 0) -> LeaderProcess:
-    """Return a process that formed its group before a step, and told of none."""
+    """Return a process that formed its group before a step, and recorded none."""
     formed = RecordedGeneration(0, 0, 10, ("a/0",), StepTable(first, 1))
     return LeaderProcess({"global_batch": 10}, [formed], notes=[*passes])
 
@@ -56,9 +56,9 @@ def test_steps_are_counted_by_the_batches_that_were_trained() -> None:
 
 
 def test_a_pass_without_a_batch_has_that_of_its_header() -> None:
-    untold = {name: value for name, value in begins(0, 0.0).items() if name != "global_batch"}
+    withheld = {name: value for name, value in begins(0, 0.0).items() if name != "global_batch"}
 
-    assert kept_before([life(untold), life(begins(0, 0.5, batch=20))]) == (0, 50)
+    assert kept_before([life(withheld), life(begins(0, 0.5, batch=20))]) == (0, 50)
 
 
 def test_the_last_step_of_an_epoch_is_one_whatever_it_has() -> None:

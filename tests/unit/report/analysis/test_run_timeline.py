@@ -61,7 +61,7 @@ def test_a_growing_trace_is_read_on_from_where_it_was(run: VirtualRun) -> None:
     assert whole.generations[0].decisions == story.generations[0].decisions
 
 
-def test_what_other_splits_would_have_taken_is_told(run: VirtualRun) -> None:
+def test_what_other_splits_would_have_taken_is_reported(run: VirtualRun) -> None:
     """Equal speeds up to step 60; then the equal split takes twice as long as before."""
     run.end()
     story = RunTimeline(run.writer.path)
@@ -154,7 +154,7 @@ def test_a_file_that_is_overwritten_by_a_longer_one_is_another_run(
     assert story.unread == ()
 
 
-def test_steps_after_the_last_exchange_are_told(run: VirtualRun) -> None:
+def test_steps_after_the_last_exchange_are_reported(run: VirtualRun) -> None:
     run.end(step=124)
     story = RunTimeline(run.writer.path)
     story.read()
@@ -162,7 +162,7 @@ def test_steps_after_the_last_exchange_are_told(run: VirtualRun) -> None:
     check_message(story.unread)
 
 
-def test_a_summary_of_fewer_steps_than_were_told_of_lacks_none(run: VirtualRun) -> None:
+def test_a_summary_of_fewer_steps_than_were_reported_lacks_none(run: VirtualRun) -> None:
     run.end(step=117)
     story = RunTimeline(run.writer.path)
     story.read()
@@ -221,11 +221,11 @@ def test_there_must_be_a_file(tmp_path: Path) -> None:
         RunTimeline(tmp_path)
 
 
-def test_a_notice_is_told_with_its_reason_and_ends_comparisons(run: VirtualRun) -> None:
+def test_a_notice_is_reported_with_its_reason_and_ends_comparisons(run: VirtualRun) -> None:
     """Who leaves gets no samples, so that the split of all says nothing of those who stay."""
     happening = {"worker": "host/1", "change": "notice", "why": "its host is taken away"}
-    told = {"step": 120, "effective": 121, "happenings": [happening], "save_s": None}
-    run.writer.record("event", at_s=run.clock_s, event={"type": "MembersChanged", **told})
+    output = {"step": 120, "effective": 121, "happenings": [happening], "save_s": None}
+    run.writer.record("event", at_s=run.clock_s, event={"type": "MembersChanged", **output})
     run.run(40)
     run.end()
     story = RunTimeline(run.writer.path)

@@ -97,7 +97,7 @@ class Driven:
         self._schedule = Schedule.opening(verdict.shares)
         self._rng = np.random.default_rng(0)
         self._ends_s = np.zeros(len(case.speeds))  # of the step before, on each worker's clock
-        self.clock_s, self._untold = 0.0, list[list[Observation]]([[] for _ in case.speeds])
+        self.clock_s, self._unsent = 0.0, list[list[Observation]]([[] for _ in case.speeds])
 
     def run(self) -> Summary:
         """Train all steps, and return what the leader sums up."""
@@ -107,7 +107,7 @@ class Driven:
             while self.step < due:
                 self._train()
             self._exchange(turns=bool(self.case.turns_to) and self.step == STEPS // 2)
-        replies = [Reply(STEPS, 0, (), Measurements.of(told)) for told in self._untold]
+        replies = [Reply(STEPS, 0, (), Measurements.of(text)) for text in self._unsent]
         self.leader.take_last(STEPS, replies, None)
         summary = summarise(
             self.leader,
@@ -135,28 +135,28 @@ class Driven:
         ends_s = self.clock_s + case.jitter_s * self._rng.random(len(shares))
         wait_s = np.maximum(ends_s - self._ends_s - busy_s, 0.0)
         self._ends_s = ends_s
-        for rank, told in enumerate(self._untold):
+        for rank, text in enumerate(self._unsent):
             one = ((float(busy_s[rank]),), (float(wait_s[rank]),))
-            told.append(Observation(rank, int(shares[rank]), step, *one, modelled=step > 0))
+            text.append(Observation(rank, int(shares[rank]), step, *one, modelled=step > 0))
         self.step += 1
 
     def _exchange(self, *, turns: bool) -> None:
         turn = BatchChange(self.step, self.case.turns_to, 10_000) if turns else None
         replies = []
-        for rank, told in enumerate(self._untold):
-            count = len(told) // 2 if self.case.lags and rank == 1 else len(told)
-            seen = Measurements.of(joined(told[:count]))
-            self._untold[rank] = told[count:]
+        for rank, text in enumerate(self._unsent):
+            count = len(text) // 2 if self.case.lags and rank == 1 else len(text)
+            seen = Measurements.of(joined(text[:count]))
+            self._unsent[rank] = text[count:]
             replies.append(Reply(self.step, 0, (), seen, drawn=self.step, turn=turn))
         verdict = self.leader.exchange(self.step, replies, 0)
         self.leader.show()
         if verdict.shares is not None:
-            self._schedule = self._schedule.decided_anew(verdict.effective, verdict.shares)
+            self._schedule = self._schedule.replaced_from(verdict.effective, verdict.shares)
 
 
-def joined(told: list[Observation]) -> Iterator[Observation]:
+def joined(text: list[Observation]) -> Iterator[Observation]:
     """Yield single steps as ranks tell them: those of one share together."""
-    for _, group in groupby(told, key=lambda one: (one.share, one.modelled)):
+    for _, group in groupby(text, key=lambda one: (one.share, one.modelled)):
         first, *more = group
         busy_s = (first.busy_s[0], *(one.busy_s[0] for one in more))
         wait_s = (first.wait_s[0], *(one.wait_s[0] for one in more))
@@ -180,10 +180,10 @@ def test_the_runs_own_figures_are_those_of_the_report(tmp_path: Path, name: str)
     for figure in ("speedup_model", "efficiency_model", "bound_model"):
         assert getattr(totals, figure) == pytest.approx(getattr(summary, figure), rel=1e-9)
     with (tmp_path / "metrics.csv").open(newline="") as file:
-        told = {row["metric"]: float(row["value"]) for row in csv.DictReader(file)}
+        text = {row["metric"]: float(row["value"]) for row in csv.DictReader(file)}
     for figure in ("speedup", "efficiency", "bound"):
         mine = getattr(summary, f"{figure}_model")
-        assert told[f"{figure}_model_ratio"] == pytest.approx(mine, rel=1e-6)
+        assert text[f"{figure}_model_ratio"] == pytest.approx(mine, rel=1e-6)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -1,4 +1,4 @@
-"""Who slowed down though nobody waited for it, against runs whose truth is known."""
+"""Workers that slow down without making others wait, in runs whose truth is known."""
 
 from __future__ import annotations
 
@@ -26,32 +26,34 @@ def slowed(path: Path, speeds: Speeds, policy: str = "adaptive") -> tuple[Slowdo
     return slowed_of(Study(story.generations[0]), range(3))
 
 
-def test_who_has_fewer_samples_instead_is_told_with_its_speed_and_its_share(tmp_path: Path) -> None:
+def test_who_has_fewer_samples_instead_is_reported_with_its_speed_and_its_share(
+    tmp_path: Path,
+) -> None:
     (only,) = slowed(tmp_path, lambda step: (1.0, 1.0, 0.4 if step >= 150 else 1.0))
 
     assert only.rank == 2
     assert only.lost == pytest.approx(0.6 * 250, rel=0.03)
-    check_message(only.told, "0.40", "step 150")
+    check_message(only.text, "0.40", "step 150")
 
 
-def test_who_was_waited_for_is_not_told_twice(tmp_path: Path) -> None:
+def test_who_was_waited_for_is_not_reported_twice(tmp_path: Path) -> None:
     assert slowed(tmp_path, lambda s: (1.0, 1.0, 0.4 if s >= 150 else 1.0), "uniform") == ()
 
 
 @pytest.mark.parametrize(
-    ("speed", "steps", "told"),
+    ("speed", "steps", "output"),
     [(0.85, 150, True), (0.93, 150, False), (0.5, 40, True), (0.5, 16, False)],
 )
 def test_little_and_short_slowness_is_left_out(
-    tmp_path: Path, speed: float, steps: int, told: bool
+    tmp_path: Path, speed: float, steps: int, output: bool
 ) -> None:
     found = slowed(tmp_path, lambda s: (1.0, 1.0, speed if 200 <= s < 200 + steps else 1.0))
 
-    assert [one.rank for one in found] == [2] * told
-    assert all(f"in steps 200 to {199 + steps}" in one.told for one in found)
+    assert [one.rank for one in found] == [2] * output
+    assert all(f"in steps 200 to {199 + steps}" in one.text for one in found)
 
 
-def test_who_lost_most_comes_first_and_many_phases_are_told_together(tmp_path: Path) -> None:
+def test_who_lost_most_comes_first_and_many_phases_are_reported_together(tmp_path: Path) -> None:
     def speeds(step: int) -> tuple[float, ...]:
         often = (0.8, 0.5, 0.8, 0.6, 1.0)[step // 80]
         return (0.7 if step >= 300 else 1.0, often, 1.0)
@@ -59,11 +61,11 @@ def test_who_lost_most_comes_first_and_many_phases_are_told_together(tmp_path: P
     found = slowed(tmp_path, speeds)
 
     assert [one.rank for one in found] == [1, 0]
-    told = r"ran below its best speed in 4 phases, at (0\.49|0\.50) of it in the slowest"
-    assert re.fullmatch(told, found[0].told), found[0].told
+    output = r"ran below its best speed in 4 phases, at (0\.49|0\.50) of it at the slowest"
+    assert re.fullmatch(output, found[0].text), found[0].text
 
 
-def test_nobody_is_told_of_who_was_not_asked_for(tmp_path: Path) -> None:
+def test_no_worker_is_reported_of_who_was_not_asked_for(tmp_path: Path) -> None:
     run = VirtualRun(tmp_path / "trace.jsonl", lambda s: (1.0, 1.0, 0.4 if s >= 50 else 1.0))
     run.begin()
     run.run(200)

@@ -1,4 +1,4 @@
-"""Phases of a speed: found where they are, and not where there are none."""
+"""Phases of a speed: found where they are, and only there."""
 
 from __future__ import annotations
 

@@ -51,24 +51,24 @@ def run(tmp_path: Path) -> VirtualRun:
     return made
 
 
-def test_a_fixed_split_is_not_told_to_change(run: VirtualRun) -> None:
-    told = read_run(run.writer.path, "a")
-    study = Study(told.legs[0].generation)
+def test_a_fixed_split_is_not_reported_to_change(run: VirtualRun) -> None:
+    text = read_run(run.writer.path, "a")
+    study = Study(text.legs[0].generation)
 
-    assert told.legs[0].generation.table.share[-1].tolist() == [10, 10, 10]
-    assert {figures_of(told, lane).share for lane in range(3)} == {32}
+    assert text.legs[0].generation.table.share[-1].tolist() == [10, 10, 10]
+    assert {figures_of(text, lane).share for lane in range(3)} == {32}
     assert [one.rank for one in slowed_of(study, range(3))] == []
     assert (study.share(1) == LEFT).all()
 
 
 def test_json_has_the_columns_of_the_table(run: VirtualRun) -> None:
-    told = run_data(read_run(run.writer.path, "a"))["workers"]
+    text = run_data(read_run(run.writer.path, "a"))["workers"]
 
-    assert [one["worker"] for one in told] == ["host/0", "host/1", "host/2"]
-    assert {one["share"] for one in told} == {32}
-    assert {(one["rank"], one["state"]) for one in told} == {(n, "serving") for n in range(3)}
-    assert told[1]["slowest_steps"] >= 200
-    assert told[1]["caused_s"] > told[0]["caused_s"]
+    assert [one["worker"] for one in text] == ["host/0", "host/1", "host/2"]
+    assert {one["share"] for one in text} == {32}
+    assert {(one["rank"], one["state"]) for one in text} == {(n, "serving") for n in range(3)}
+    assert text[1]["slowest_steps"] >= 200
+    assert text[1]["caused_s"] > text[0]["caused_s"]
 
 
 def test_the_chart_draws_the_split_and_says_so(run: VirtualRun) -> None:

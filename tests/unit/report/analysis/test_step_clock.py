@@ -16,10 +16,10 @@ from evenstride.report.analysis.run_generation import (
 NAMES = ("a/0", "b/1")
 
 
-def told(
+def text(
     *observations: Observation, lockstep: bool = True, ended_s: float = 0.0, steps: int = 0
 ) -> RecordedGeneration:
-    """Return a generation that has told of some steps, of which the last ended at a moment."""
+    """Return a generation with some recorded steps, the last of which ended at a given time."""
     found = RecordedGeneration(0, 0, 12, NAMES, StepTable(0, 2), lockstep)
     found.table.add(Measurements.of(observations))
     found.anchors = [(0.0, 0), (ended_s, steps)] if steps else [(0.0, 0)]
@@ -34,26 +34,26 @@ def seen(rank: int, *spent_s: float, first: int = 0, modelled: bool = True) -> O
 
 def test_a_step_is_as_long_as_for_its_workers_on_average() -> None:
     """Who ends one step late by 1 s is that much shorter in the next: the clock has 12 s."""
-    found = durations_s(told(seen(0, 5.0, 3.0, 4.0), seen(1, 4.0, 4.0, 4.0)))
+    found = durations_s(text(seen(0, 5.0, 3.0, 4.0), seen(1, 4.0, 4.0, 4.0)))
 
     assert found.tolist() == pytest.approx([4.5, 3.5, 4.0])
 
 
-def test_who_has_not_told_yet_does_not_count() -> None:
-    late = told(seen(0, 5.0, 3.0, 4.0), seen(1, 3.0))
+def test_who_has_not_reported_yet_does_not_count() -> None:
+    late = text(seen(0, 5.0, 3.0, 4.0), seen(1, 3.0))
 
     assert durations_s(late).tolist() == pytest.approx([4.0, 3.0, 4.0])
 
 
-def test_a_step_that_nobody_told_of_takes_the_median() -> None:
+def test_a_step_that_no_worker_reported_takes_the_median() -> None:
     later = Observation(0, 6, 3, (1.0,), (0.0,))
 
-    assert durations_s(told(seen(0, 5.0, 3.0), later)).tolist() == [5.0, 3.0, 3.0, 1.0]
-    assert durations_s(told()).tolist() == []
+    assert durations_s(text(seen(0, 5.0, 3.0), later)).tolist() == [5.0, 3.0, 3.0, 1.0]
+    assert durations_s(text()).tolist() == []
 
 
 def test_workers_that_do_not_keep_step_have_no_mean() -> None:
-    found = durations_s(told(seen(0, 5.0, 3.0), seen(1, 4.0, 4.0), lockstep=False))
+    found = durations_s(text(seen(0, 5.0, 3.0), seen(1, 4.0, 4.0), lockstep=False))
 
     assert found.tolist() == [5.0, 4.0]
 
@@ -72,7 +72,7 @@ def test_what_no_step_accounts_for_lies_where_it_may(
 ) -> None:
     first = (seen(rank, 4.0) for rank in range(2))
     second = (seen(rank, 4.0, first=1, modelled=modelled) for rank in range(2))
-    found_s, ends_s = spans_s(told(*first, *second, ended_s=ended_s, steps=2))
+    found_s, ends_s = spans_s(text(*first, *second, ended_s=ended_s, steps=2))
 
     assert found_s.tolist() == pytest.approx(begins_s)
     assert ends_s[-1] == pytest.approx(ended_s)
@@ -81,7 +81,7 @@ def test_what_no_step_accounts_for_lies_where_it_may(
 
 def test_a_little_time_beside_a_known_pause_is_part_of_no_step_alone() -> None:
     paused = Observation(0, 6, 0, (2.0, 2.0), (2.0, 2.0), outside_s=1.0)
-    found_s, ends_s = spans_s(told(paused, seen(1, 4.0, 4.0), ended_s=9.2, steps=2))
+    found_s, ends_s = spans_s(text(paused, seen(1, 4.0, 4.0), ended_s=9.2, steps=2))
 
     assert found_s.tolist() == pytest.approx([1.1, 5.2])
     assert ends_s.tolist() == pytest.approx([5.1, 9.2])

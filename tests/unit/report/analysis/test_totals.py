@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from evenstride.core.allocation.speedup import Yardstick
+from evenstride.core.allocation.speedup import SplitReference
 from evenstride.core.fleet import Fleet, Worker
 from evenstride.core.time_model.estimates import TimeModel
 from evenstride.core.time_model.observation import Measurements, Observation
@@ -39,20 +39,20 @@ def test_an_evaluation_that_all_wait_for_counts_once(run: VirtualRun) -> None:
     assert totals_of(read(run).generations).apart_s == pytest.approx(30.0)
 
 
-def test_samples_of_steps_that_not_all_have_told_of_count_as_far_as_they_did(
+def test_samples_of_steps_that_not_all_have_reported_count_as_far_as_they_did(
     run: VirtualRun,
 ) -> None:
     run.end()
     lines = run.writer.path.read_text().splitlines()
     place = max(n for n, line in enumerate(lines) if '"observations"' in line)
     record = json.loads(lines[place])
-    untold = record["event"]["observations"].pop()
+    withheld = record["event"]["observations"].pop()
     lines[place] = json.dumps(record)
     run.writer.path.write_text("\n".join(lines) + "\n")
 
     totals = totals_of(read(run).generations)
 
-    missing = len(untold["busy_s"]) * untold["share"]
+    missing = len(withheld["busy_s"]) * withheld["share"]
     assert missing > 0
     assert totals.samples == 40 * 96 - missing
 
@@ -61,13 +61,13 @@ def test_steps_that_a_worker_tells_of_late_are_compared_then() -> None:
     slopes = (0.001, 0.002)
     times = TimeModel.affine([0.0, 0.0], list(slopes))
     fleet = Fleet((Worker("a/0"), Worker("a/1")), 12)
-    yardstick = Yardstick.of(times, fleet, (6, 6))
+    comparison = SplitReference.of(times, fleet, (6, 6))
     one = RecordedGeneration(0, 0, 12, ("a/0", "a/1"), StepTable(0, 2))
 
     for rank, judged in ((0, 0), (1, 50)):
         busy_s = (6 * slopes[rank],) * 50
         one.table.add(Measurements.of([Observation(rank, 6, 0, busy_s, (0.0,) * 50)]))
-        one.judge(yardstick)
+        one.judge(comparison)
         assert one.judged.sum() == judged
 
     np.testing.assert_allclose(one.best_s, 0.008)

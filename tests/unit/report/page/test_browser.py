@@ -56,8 +56,8 @@ def _keys(browser: Browser) -> None:
     assert browser.run("document.activeElement.className") == "skip"
     browser.run(f"{CHART}.focus()")
     browser.press("ArrowRight")
-    told = browser.run(f"{CHART}.querySelector('output').textContent")
-    assert told.startswith("step ") and "busy" in told
+    text = browser.run(f"{CHART}.querySelector('output').textContent")
+    assert text.startswith("step ") and "busy" in text
     whole = browser.run(BOX)
     browser.press("+")
     assert browser.run(BOX) != whole

@@ -12,7 +12,7 @@ from evenstride.report.page.worker_charts import (
     usual_span_s,
     windows_of,
 )
-from tests.unit.report.page.conftest import Making
+from tests.unit.report.conftest import Making
 
 
 def test_the_last_steps_have_no_evaluation_among_them(made: Making) -> None:
@@ -20,7 +20,7 @@ def test_the_last_steps_have_no_evaluation_among_them(made: Making) -> None:
 
     span_s = usual_span_s([run])
     shown = last_window(run, span_s)
-    assert shown.told == "steps near its end"
+    assert shown.text == "steps near the end"
     assert shown.last <= 79, "the evaluation lies before step 80"
     lasting_s = float(shown.leg.ends_s[shown.last]) - shown.begin_s
     assert lasting_s == pytest.approx(span_s, rel=0.2)
@@ -31,7 +31,7 @@ def test_the_last_steps_are_the_last_where_nothing_lies_between(made: Making) ->
     run = made(steps=60, policy="uniform", noise=0.0)
 
     shown = last_window(run, usual_span_s([run]))
-    assert (shown.first, shown.last, shown.told) == (52, 59, "its last steps")
+    assert (shown.first, shown.last, shown.text) == (52, 59, "last steps")
 
 
 def test_the_worst_steps_are_where_a_worker_was_slow(made: Making) -> None:

@@ -9,7 +9,7 @@ import pytest
 from evenstride.errors import ConfigError
 from evenstride.report.page.paper_figures import figures_of
 from tests.messages import raises_message
-from tests.unit.report.page.conftest import Making
+from tests.unit.report.conftest import Making
 
 pytest.importorskip("matplotlib")
 CHARTS = ("closeup", "curves", "shares", "steptime", "times")
@@ -40,7 +40,7 @@ def test_the_same_run_gives_the_same_svg_and_hostile_names_are_text(
     assert {path.parent for path in first} == {tmp_path / "a"}
 
 
-def test_a_folder_that_cannot_be_made_is_told(made: Making, tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_made_is_reported(made: Making, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
 
     with raises_message(ConfigError):

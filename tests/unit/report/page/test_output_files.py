@@ -16,10 +16,10 @@ from evenstride.report.page.html_page import (
     write_page,
 )
 from tests.messages import raises_message
-from tests.unit.report.page.conftest import Making
+from tests.unit.report.conftest import Making
 
 
-def test_a_report_stands_beside_its_trace_unless_told_otherwise(tmp_path: Path) -> None:
+def test_a_report_stands_beside_its_trace_unless_given_otherwise(tmp_path: Path) -> None:
     assert place_of(tmp_path / "trace.jsonl", None) == tmp_path / "report.html"
     assert place_of(tmp_path / "trace.jsonl", Path("x.html")) == Path("x.html")
 

@@ -11,7 +11,7 @@ from benchmarks.report_runs import STARTED_UNIX_S, Made, make
 from evenstride.report.page.page_runs import read_run
 from evenstride.report.page.series_charts import step_times, top_s
 from evenstride.report.page.worker_charts import parts_of
-from tests.unit.report.page.conftest import Making
+from tests.unit.report.conftest import Making
 
 SPIKE = 1203
 
@@ -88,7 +88,7 @@ def test_processes_follow_one_another_without_the_time_between(tmp_path: Path) -
     assert np.isnan(run.of_lane(2, lambda leg, _: np.zeros(leg.buckets))[: first.buckets]).all()
 
 
-def test_workers_whose_names_are_the_same_once_cut_are_told_apart(made: Making) -> None:
+def test_workers_whose_names_are_the_same_once_cut_are_distinguished(made: Making) -> None:
     long = 90 * "a"
     run = made(steps=10, speeds=(1.0, 0.5, 0.5), names=(f"{long}1", f"{long}2", "b"))
 

@@ -6,7 +6,7 @@ import json
 
 from evenstride.report.page.findings import workers_table
 from evenstride.report.page.page_runs import ReportedRun, read_run
-from tests.unit.report.page.conftest import Making
+from tests.unit.report.conftest import Making
 
 
 def shares(run: ReportedRun) -> dict[int, int]:
@@ -24,9 +24,9 @@ def test_the_share_is_that_of_the_last_step(made: Making) -> None:
     assert table.share[0].tolist() != table.share[-1].tolist()
 
 
-def test_of_a_worker_that_told_less_it_is_that_of_its_own_last_step(made: Making) -> None:
+def test_of_a_worker_that_reported_less_it_is_that_of_its_own_last_step(made: Making) -> None:
     run = made(steps=80)
-    told = shares(run)
+    text = shares(run)
     path = run.story.path
     records = [json.loads(line) for line in path.read_text().splitlines()]
     last = [one["event"] for one in records if one.get("event", {}).get("observations")][-1]
@@ -35,4 +35,4 @@ def test_of_a_worker_that_told_less_it_is_that_of_its_own_last_step(made: Making
 
     cut = read_run(path, "cut")
     assert cut.legs[0].generation.table.share[-1, 1] == -1
-    assert shares(cut) == told
+    assert shares(cut) == text

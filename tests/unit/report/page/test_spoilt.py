@@ -1,4 +1,4 @@
-"""Traces that lost lines, ranks that never told: there is a page all the same."""
+"""Traces with lost lines, and ranks without reports, still have a page."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ def _spoilt(line: str, rng: random.Random) -> str:
         return line[: rng.randrange(len(line))]
     record: dict[str, Any] = json.loads(line)
     event = record.get("event", {})
-    told = event.get("observations", [])
-    for one in told:
+    text = event.get("observations", [])
+    for one in text:
         if rng.random() < 0.1:
             one["busy_s"] = [rng.choice([0.0, None, 1e300])] * len(one["busy_s"])
         if rng.random() < 0.05:
             one["share"] = 0
-    if told:
-        event["observations"] = [one for one in told if rng.random() > 0.2]
+    if text:
+        event["observations"] = [one for one in text if rng.random() > 0.2]
     if record["kind"] == "metric" and rng.random() < 0.3:
         record |= {"value": 1e308, "step": -(10**15)}
     if record["kind"] == "header" and rng.random() < 0.3:
@@ -66,7 +66,7 @@ def test_the_shortest_runs_have_a_page(tmp_path: Path, steps: int, workers: int)
     path = make(Made(steps, speeds=(1.0, 0.5)[:workers]), tmp_path / "trace.jsonl")
 
     run = read_run(path, "short")
-    assert "What it came to" in page_of([run])
+    assert "Summary" in page_of([run])
     assert "Facts of the run" in page_of([run, run])
 
 
@@ -76,6 +76,6 @@ def test_a_run_of_which_nothing_can_be_read_stands_beside_others(tmp_path: Path)
     runs = [read_run(path, "good"), read_run(tmp_path / "empty.jsonl", "empty")]
 
     page = page_of(runs)
-    check_message(lines_with(page, "told of steps"))
+    check_message(lines_with(page, "recorded steps"))
     assert "nothing was written yet" in page
     assert "Where each worker" in page

@@ -49,7 +49,7 @@ def test_boxes_too_narrow_to_be_seen_are_left_out() -> None:
 
 
 def chart_of(*marks: ChartMark) -> Chart:
-    panel = ChartPanel(marks, told="told", height=100.0, y_high=10.0)
+    panel = ChartPanel(marks, title="told", height=100.0, y_high=10.0)
     return Chart("key", "title", (), (panel,), x_high=40.0, x_name="x")
 
 

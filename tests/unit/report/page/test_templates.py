@@ -69,7 +69,7 @@ def test_any_text_is_read_back_but_for_what_is_hidden(text: str) -> None:
 
 @pytest.mark.parametrize("text", HOSTILE)
 def test_a_table_shows_hostile_text_as_text(text: str) -> None:
-    table = PageTable((text, "n"), [(text, text), (text,)], told=text)
+    table = PageTable((text, "n"), [(text, text), (text,)], caption=text)
     template = "{% from 'macros.html' import table %}{{ table(one) }}"
     read = Read(made_of(template, one=table))
 

@@ -71,9 +71,9 @@ class Events:
 def read_events(path: Path) -> Events:
     """Return a file of events, having checked it.
 
-    It is one JSON object; every event has what its kind needs; times are not negative; the slices
-    of each track of ours are in order and lie beside or inside each other; every group and track
-    that is used has a name, and no track is part of two groups.
+    It is one JSON object. Every event has the fields of its kind, and times are not negative. The
+    slices of each track of ours are in order and are nested or disjoint. Every group and track has
+    a name, and no track is part of two groups.
     """
     data = path.read_bytes()
     text = (gzip.decompress(data) if path.suffix == ".gz" else data).decode()

@@ -163,18 +163,18 @@ def test_counters_tell_shares_speed_and_memory(run: VirtualRun) -> None:
     assert {value for _, value in events.counter(last, "memory, peak (MiB)")} == {1024.0}
 
 
-def test_decisions_have_their_reasons_and_alerts_are_told(run: VirtualRun) -> None:
+def test_decisions_have_their_reasons_and_alerts_are_reported(run: VirtualRun) -> None:
     note = {"alert": "slow", "worker": "host/2", "step": 90, "reason": "half its speed"}
     run.writer.record("alert", at_s=run.clock_s, **note)
     story = RunTimeline(run.writer.path)
     story.read()
     events = exported(run)
-    told = events.instants(LEADER, "decisions")
+    output = events.instants(LEADER, "decisions")
 
-    assert [e["args"]["reason"] for e in told] == [
+    assert [e["args"]["reason"] for e in output] == [
         one.reason for one in story.generations[0].decisions
     ]
-    changes = [e for e in told if e["name"] != "kept"]
+    changes = [e for e in output if e["name"] != "kept"]
     assert changes[0]["name"] == "shares 32/32/32"
     assert changes[-1]["args"]["shares"] == list(run.shares_at(119))
     (alert,) = events.instants(LEADER, "alerts and notes")
@@ -183,7 +183,7 @@ def test_decisions_have_their_reasons_and_alerts_are_told(run: VirtualRun) -> No
     assert alert["ts"] + began_us == pytest.approx(run.clock_s * 1e6, abs=10)
 
 
-def test_the_epoch_is_told_where_the_passes_are_known(run: VirtualRun) -> None:
+def test_the_epoch_is_reported_where_the_passes_are_known(run: VirtualRun) -> None:
     for step, trained in ((0, 2.0), (50, 2.9999999), (90, 4.0)):
         run.writer.record("pass", at_s=0.0, step=step, epochs=trained, samples=96 * 50)
     steps = exported(run).slices("worker 0 (host/0)", "step")
@@ -218,18 +218,20 @@ def test_a_process_whose_clock_is_wrong_is_shown_behind_the_one_before(
 ) -> None:
     continued(run, started_s)
     path = run.writer.path.with_name("out.json")
-    told = export(run.writer.path, path)
+    output = export(run.writer.path, path)
     steps = read_events(path).slices("worker 0 (host/0)", "step")
 
     assert len(steps) == 140
     assert steps[120]["ts"] == pytest.approx(steps[119]["ts"] + steps[119]["dur"], abs=1)
-    (sentence,) = told.remarks
+    (sentence,) = output.remarks
     check_message(sentence, "process 2")
 
 
-def test_groups_that_formed_anew_follow_each_other_and_notes_are_told_once(run: VirtualRun) -> None:
+def test_groups_that_formed_again_follow_each_other_and_notes_are_reported_once(
+    run: VirtualRun,
+) -> None:
     run.writer.record("alert", at_s=1.0, worker="host/2")
-    run.clock_s -= 2.0  # the last exchange of a group that broke up may be told late
+    run.clock_s -= 2.0  # the last exchange of a group that broke up may be recorded late
     run.begin(generation=1)
     run.run(20)
     events = exported(run)
@@ -240,7 +242,7 @@ def test_groups_that_formed_anew_follow_each_other_and_notes_are_told_once(run: 
     assert len(events.instants(LEADER, "alerts and notes")) == 1
 
 
-def test_workers_that_do_not_keep_step_wait_for_nobody(tmp_path: Path) -> None:
+def test_workers_that_do_not_keep_step_wait_for_no_other(tmp_path: Path) -> None:
     free = made(tmp_path, header={"sync": "asp"})
     free.begin()
     free.run(30)
@@ -250,17 +252,17 @@ def test_workers_that_do_not_keep_step_wait_for_nobody(tmp_path: Path) -> None:
     assert names == {"waiting"}
 
 
-def test_a_worker_that_has_not_told_of_a_step_has_none(run: VirtualRun) -> None:
-    """The others' waits are not divided then, as it is not known whom they waited for."""
+def test_a_worker_that_has_not_reported_a_step_has_none(run: VirtualRun) -> None:
+    """The others' waits have no known cause then."""
     lines = run.writer.path.read_text().splitlines()
     at = max(n for n, line in enumerate(lines) if '"Exchanged"' in line)
     record = json.loads(lines[at])
-    told = record["event"]["observations"]
-    record["event"]["observations"] = [one for one in told if one["worker"] != 2]
+    output = record["event"]["observations"]
+    record["event"]["observations"] = [one for one in output if one["worker"] != 2]
     run.writer.path.write_text("\n".join([*lines[:at], json.dumps(record)]) + "\n")
     events = exported(run)
 
-    missing = sum(len(one["busy_s"]) for one in told if one["worker"] == 2)
+    missing = sum(len(one["busy_s"]) for one in output if one["worker"] == 2)
     assert missing > 0
     assert len(events.slices("worker 2 (host/2)", "step")) == 120 - missing
     assert len(events.slices("worker 0 (host/0)", "step")) == 120
@@ -307,20 +309,20 @@ def test_a_torn_trace_is_exported_as_far_as_it_goes(run: VirtualRun) -> None:
     data = run.writer.path.read_bytes()
     run.writer.path.write_bytes(data[: len(data) // 2])
     path = run.writer.path.with_name("out.json")
-    told = export(run.writer.path, path)
+    output = export(run.writer.path, path)
 
     assert 10 < len(read_events(path).slices("worker 0 (host/0)", "step")) < 110
-    assert any("not whole" in remark for remark in told.remarks)
+    assert any("incomplete" in remark for remark in output.remarks)
 
 
-def test_what_a_later_version_wrote_is_told_and_left_out(run: VirtualRun) -> None:
+def test_what_a_later_version_wrote_is_reported_and_left_out(run: VirtualRun) -> None:
     run.writer.record("header", format=99)
     run.writer.record("event", at_s=1.0, event={"type": "Weather"})
     path = run.writer.path.with_name("out.json")
-    told = export(run.writer.path, path)
+    output = export(run.writer.path, path)
 
-    assert told.steps == 120
-    assert any("format '99'" in remark for remark in told.remarks)
+    assert output.steps == 120
+    assert any("format '99'" in remark for remark in output.remarks)
 
 
 @pytest.mark.parametrize("content", ["", "hello\nworld\n", '{"kind":"header","format":99}\n'])
@@ -342,7 +344,7 @@ def test_what_is_read_is_not_written_over(run: VirtualRun) -> None:
     assert run.writer.path.read_bytes() == before
 
 
-def test_a_file_that_cannot_be_written_is_told(run: VirtualRun, tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_written_is_reported(run: VirtualRun, tmp_path: Path) -> None:
     with raises_message(ConfigError):
         export(run.writer.path, tmp_path / "nowhere" / "out.json")
 

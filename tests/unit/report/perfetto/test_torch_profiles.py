@@ -49,10 +49,10 @@ def profile(rank: int | None, *more: dict[str, Any], base_ns: int = BASE_NS) -> 
         {"ph": "i", "s": "g", "name": "Record Window End", "pid": "", "tid": "", "ts": at_us + 60},
         *more,
     ]
-    told: dict[str, Any] = {"baseTimeNanoseconds": base_ns, "traceEvents": events}
+    text: dict[str, Any] = {"baseTimeNanoseconds": base_ns, "traceEvents": events}
     if rank is not None:
-        told["distributedInfo"] = {"backend": "gloo", "rank": rank, "world_size": 3}
-    return told
+        text["distributedInfo"] = {"backend": "gloo", "rank": rank, "world_size": 3}
+    return text
 
 
 def merged(run: VirtualRun, *given: str) -> Events:
@@ -61,12 +61,12 @@ def merged(run: VirtualRun, *given: str) -> Events:
     return read_events(path)
 
 
-def written(tmp_path: Path, name: str, told: Any) -> str:
-    (tmp_path / name).write_text(json.dumps(told))
+def written(tmp_path: Path, name: str, text: Any) -> str:
+    (tmp_path / name).write_text(json.dumps(text))
     return str(tmp_path / name)
 
 
-def test_ranks_with_the_same_numbers_are_told_apart(run: VirtualRun, tmp_path: Path) -> None:
+def test_ranks_with_the_same_numbers_are_distinguished(run: VirtualRun, tmp_path: Path) -> None:
     files = [written(tmp_path, f"{name}.json", profile(rank)) for rank, name in enumerate("abc")]
     alone, events = merged(run), merged(run, *reversed(files))
 
@@ -151,7 +151,7 @@ def test_what_is_no_export_is_refused(
     assert sorted(one.name for one in tmp_path.iterdir()) == ["rank0.json", "trace.jsonl"]
 
 
-def test_a_missing_export_is_told(run: VirtualRun, tmp_path: Path) -> None:
+def test_a_missing_export_is_reported(run: VirtualRun, tmp_path: Path) -> None:
     with raises_message(ConfigError, "rank9.json"):
         merged(run, str(tmp_path / "rank9.json"))
 
@@ -169,20 +169,20 @@ def test_hostile_names_in_an_export_are_only_text(run: VirtualRun, tmp_path: Pat
 
 def test_numbers_that_json_does_not_know_are_left_out(run: VirtualRun, tmp_path: Path) -> None:
     odd = {"ph": "X", "name": "odd", "ts": AT_US, "dur": 1, "pid": 3, "tid": 4}
-    told = profile(0, {**odd, "args": {"rate": float("nan"), "most": float("inf"), "n": 3}})
-    events = merged(run, written(tmp_path, "a.json", told))
+    text = profile(0, {**odd, "args": {"rate": float("nan"), "most": float("inf"), "n": 3}})
+    events = merged(run, written(tmp_path, "a.json", text))
 
     (event,) = [e for e in events.all if e["name"] == "odd"]
     assert event["args"] == {"rate": None, "most": None, "n": 3}
 
 
 @pytest.mark.parametrize(("moved_s", "where"), [(3600, "after its last"), (-7200, "before its f")])
-def test_an_export_of_another_time_is_told(
+def test_an_export_of_another_time_is_reported(
     run: VirtualRun, tmp_path: Path, moved_s: int, where: str
 ) -> None:
-    told = profile(0, base_ns=BASE_NS)
-    told["baseTimeNanoseconds"] += moved_s * 1_000_000_000
-    path = written(tmp_path, "a.json", told)
+    text = profile(0, base_ns=BASE_NS)
+    text["baseTimeNanoseconds"] += moved_s * 1_000_000_000
+    path = written(tmp_path, "a.json", text)
     made = export(run.writer.path, tmp_path / "out.json", [path])
 
     (remark,) = made.remarks

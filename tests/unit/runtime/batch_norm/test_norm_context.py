@@ -14,7 +14,7 @@ from tests.unit.runtime.coordination.test_agreement import heard
 EVEN, MOVING, MOVING_FROM_2 = ((8, 8), (8, 8)), ((1, 15), (1, 15)), ((2, 14), (2, 14))
 FULL = Draw(step=0, window=16, share=8, samples=8, first=True, last=True)
 
-# Spans, samples of the tail; and what is said, if anything.
+# Spans, samples of the last step; and parts of the warning, if any.
 AHEAD: dict[str, tuple[Spans, int, bool]] = {
     "fixed, no tail": (EVEN, 0, False),
     "fixed, a tail of two each": (EVEN, 4, False),

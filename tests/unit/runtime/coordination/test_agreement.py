@@ -1,4 +1,4 @@
-"""Calls that all ranks must make: who waits says so, and for whom, and decides nothing else."""
+"""Collective calls: a rank that waits logs for which ranks, and decides nothing else."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def ask(of: Channel) -> Plain:
     return agree(of, "call 1", lambda: {"mine": of.rank}, judge, "loader()")
 
 
-def test_a_leader_that_waits_says_for_whom_once_and_decides_the_same() -> None:
+def test_a_leader_that_waits_logs_the_missing_ranks_once() -> None:
     of = hasty(0)
     shows(of, 2)()
 
@@ -77,9 +77,11 @@ def test_a_leader_that_waits_says_for_whom_once_and_decides_the_same() -> None:
 
 
 @pytest.mark.parametrize(
-    ("there", "whom"), [([2], "rank 0"), ([], "rank 0, 2"), ([0, 2], "rank 0")]
+    ("there", "missing"), [([2], "rank 0"), ([], "rank 0, 2"), ([0, 2], "rank 0")]
 )
-def test_whoever_waits_for_the_leader_says_for_whom(there: list[int], whom: str) -> None:
+def test_a_rank_that_waits_for_the_leader_logs_the_missing_ranks(
+    there: list[int], missing: str
+) -> None:
     of = hasty(1)
     shows(of, *there)()
 
@@ -88,7 +90,7 @@ def test_whoever_waits_for_the_leader_says_for_whom(there: list[int], whom: str)
 
     assert verdict == {"sum": 5}
     assert len(said) == 1
-    assert said[0].startswith(f"rank 1 waits in loader() for {whom};")
+    assert said[0].startswith(f"rank 1 waits in loader() for {missing};")
 
 
 def test_among_many_only_the_leader_asks_who_is_missing() -> None:
@@ -101,7 +103,7 @@ def test_among_many_only_the_leader_asks_who_is_missing() -> None:
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_nobody_says_anything_where_all_are_there(rank: int) -> None:
+def test_no_rank_logs_a_wait_if_none_is_missing(rank: int) -> None:
     of = hasty(rank, tell_after=timedelta(0))
     shows(of, 0, 1, 2)()
     of.put("call 1/verdict", '{"ok": {"sum": 3}}')

@@ -66,8 +66,8 @@ def test_it_exchanges_when_it_is_due_and_at_the_end_without_a_thread(
 
     assert threading.active_count() == threads
     (generation,) = RunLog(tmp_path / "trace.jsonl").processes[0].generations
-    told = [one.step for one in generation.exchanges]
-    assert told == [4, 5]
+    committed = [one.step for one in generation.exchanges]
+    assert committed == [4, 5]
     assert [seen.steps for one in generation.exchanges for seen in one.observations] == [4, 1]
 
 

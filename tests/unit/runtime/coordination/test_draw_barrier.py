@@ -188,7 +188,7 @@ def test_at_a_turn_what_was_decided_for_later_steps_no_longer_holds() -> None:
     assert [gate.draw(step) for step in (3, 4, 5)] == [(8, 6)] * 3
 
 
-def test_a_rank_that_nobody_heard_of_at_its_turn_asks_again() -> None:
+def test_a_rank_whose_batch_change_is_unknown_asks_again() -> None:
     gate, asked = _drawn_to(3), threading.Semaphore(0)
 
     with ThreadPoolExecutor(1) as pool:

@@ -33,12 +33,12 @@ def test_a_turn_is_one_when_all_stand_there() -> None:
     assert meeting([HERE, None], [8, 7]) is None
 
 
-def test_whoever_has_drawn_the_next_step_will_not_come() -> None:
+def test_a_rank_that_has_drawn_the_next_step_will_not_wait() -> None:
     assert meeting([HERE, None, HERE], [8, 9, 8]) == (HERE, None, HERE)
     assert asked((HERE, None, HERE), 8, 16, (16, 64), _noise()) is None
 
 
-def test_ranks_that_need_different_batches_are_told_apart() -> None:
+def test_ranks_that_need_different_batches_are_refused() -> None:
     restored = BatchChange(8, 32, 1000)
 
     with raises_message(SplitDiverged, "rank 0", "8 steps", "rank 1"):

@@ -1,4 +1,4 @@
-"""What ranks and leader tell each other, and two decisions as one."""
+"""Messages between ranks and leader, and two decisions as one."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ FIRST = Verdict(7, (3, 4), True, (0.1, 0.2), (0.3, 0.4), "first")
 
 
 @pytest.mark.parametrize(("shares", "both"), [(None, (3, 4)), ((5, 2), (5, 2))])
-def test_of_two_decisions_the_second_holds_and_both_are_told(
+def test_of_two_decisions_the_second_holds_and_both_are_reported(
     shares: tuple[int, ...] | None, both: tuple[int, ...]
 ) -> None:
     then = Verdict(7, shares, False, (0.5, 0.6), (0.7, 0.8), "then", 9, 9, (1,), "spot")

@@ -13,67 +13,82 @@ PLACES = ("machine 1", "machine 1", "machine 2")
 WORKERS = ("h/0", "h/1", "k/2")
 
 
-def _told(left_s: float | None = 60.0, *, whole: bool = True, final: bool = True) -> RankNotices:
+def _reported(
+    left_s: float | None = 60.0, *, whole: bool = True, final: bool = True
+) -> RankNotices:
     return RankNotices(left_s, whole, final, "spot")
 
 
 def _news(
-    desk: NoticeFilter, *told: RankNotices | None, now_s: float = 0.0, save_s: float | None = 1.0
+    notice_filter: NoticeFilter,
+    *reported: RankNotices | None,
+    now_s: float = 0.0,
+    save_s: float | None = 1.0,
 ) -> list[tuple[str, MembershipEvent]]:
-    return [(one.worker, one.change) for one in desk.happenings(told, now_s, save_s, 0.1)]
+    return [
+        (one.worker, one.change) for one in notice_filter.happenings(reported, now_s, save_s, 0.1)
+    ]
 
 
-def test_a_notice_of_a_machine_is_that_of_all_its_ranks_and_is_told_once() -> None:
-    desk = NoticeFilter(PLACES, WORKERS)
-    assert _news(desk, None, None, None) == []
+def test_a_notice_of_a_machine_is_that_of_all_its_ranks_and_is_reported_once() -> None:
+    notice_filter = NoticeFilter(PLACES, WORKERS)
+    assert _news(notice_filter, None, None, None) == []
     later = RankNotices(60.0, True, False, "maintenance")
-    assert _news(desk, later, None, None) == [
+    assert _news(notice_filter, later, None, None) == [
         ("h/0", MembershipEvent.NOTICE),
         ("h/1", MembershipEvent.NOTICE),
     ]
-    assert _news(desk, replace(later, left_s=55.0), None, None, now_s=5.0) == []
-    assert _news(desk, later, None, _told(whole=False)) == [("k/2", MembershipEvent.NOTICE)]
+    assert _news(notice_filter, replace(later, left_s=55.0), None, None, now_s=5.0) == []
+    assert _news(notice_filter, later, None, _reported(whole=False)) == [
+        ("k/2", MembershipEvent.NOTICE)
+    ]
 
 
 def test_a_notice_of_a_process_is_its_own() -> None:
-    assert _news(NoticeFilter(PLACES, WORKERS), None, _told(whole=False), None) == [
+    assert _news(NoticeFilter(PLACES, WORKERS), None, _reported(whole=False), None) == [
         ("h/1", MembershipEvent.NOTICE)
     ]
 
 
 def test_ranks_of_an_island_are_one_worker() -> None:
-    desk = NoticeFilter(PLACES, ("h/0-1", "h/0-1", "k/2"))
-    assert _news(desk, None, _told(whole=False), None) == [("h/0-1", MembershipEvent.NOTICE)]
+    notice_filter = NoticeFilter(PLACES, ("h/0-1", "h/0-1", "k/2"))
+    assert _news(notice_filter, None, _reported(whole=False), None) == [
+        ("h/0-1", MembershipEvent.NOTICE)
+    ]
 
 
 def test_a_notice_is_withdrawn_once_and_may_come_back() -> None:
-    desk = NoticeFilter(PLACES, WORKERS)
-    _news(desk, None, None, _told(600.0, final=False))
-    assert _news(desk, None, None, None) == [("k/2", MembershipEvent.WITHDRAWN)]
-    assert _news(desk, None, None, None) == []
-    assert _news(desk, None, None, _told(600.0)) == [("k/2", MembershipEvent.NOTICE)]
+    notice_filter = NoticeFilter(PLACES, WORKERS)
+    _news(notice_filter, None, None, _reported(600.0, final=False))
+    assert _news(notice_filter, None, None, None) == [("k/2", MembershipEvent.WITHDRAWN)]
+    assert _news(notice_filter, None, None, None) == []
+    assert _news(notice_filter, None, None, _reported(600.0)) == [("k/2", MembershipEvent.NOTICE)]
 
 
 def test_another_time_is_news_and_the_same_time_is_not() -> None:
-    desk = NoticeFilter(PLACES, WORKERS)
-    _news(desk, None, None, _told(600.0, final=False))
-    assert _news(desk, None, None, _told(401.0, final=False), now_s=200.0) == []
-    assert _news(desk, None, None, _told(100.0, final=False), now_s=200.0) == [
+    notice_filter = NoticeFilter(PLACES, WORKERS)
+    _news(notice_filter, None, None, _reported(600.0, final=False))
+    assert _news(notice_filter, None, None, _reported(401.0, final=False), now_s=200.0) == []
+    assert _news(notice_filter, None, None, _reported(100.0, final=False), now_s=200.0) == [
         ("k/2", MembershipEvent.NOTICE)
     ]
-    assert _news(desk, None, None, _told(None), now_s=210.0) == [("k/2", MembershipEvent.NOTICE)]
-    assert _news(desk, None, None, _told(None), now_s=220.0) == []
+    assert _news(notice_filter, None, None, _reported(None), now_s=210.0) == [
+        ("k/2", MembershipEvent.NOTICE)
+    ]
+    assert _news(notice_filter, None, None, _reported(None), now_s=220.0) == []
 
 
 def test_a_notice_that_runs_out_is_news_again_until_the_worker_is_let_go() -> None:
-    desk = NoticeFilter(PLACES, WORKERS)
-    _news(desk, None, None, _told(600.0, final=False))
-    assert _news(desk, None, None, _told(9.0, final=False), now_s=591.0) == [
+    notice_filter = NoticeFilter(PLACES, WORKERS)
+    _news(notice_filter, None, None, _reported(600.0, final=False))
+    assert _news(notice_filter, None, None, _reported(9.0, final=False), now_s=591.0) == [
         ("k/2", MembershipEvent.NOTICE)
     ]
-    desk.let_go(["k/2"])
-    assert _news(desk, None, None, _told(8.0, final=False), now_s=592.0) == []
-    assert _news(desk, None, None, None, now_s=593.0) == [], "who was let go goes"
+    notice_filter.let_go(["k/2"])
+    assert _news(notice_filter, None, None, _reported(8.0, final=False), now_s=592.0) == []
+    assert _news(notice_filter, None, None, None, now_s=593.0) == [], (
+        "a worker that leaves does not come back"
+    )
 
 
 @pytest.mark.parametrize("one", [90.0, 30.0, None])
@@ -81,39 +96,43 @@ def test_a_notice_that_runs_out_is_news_again_until_the_worker_is_let_go() -> No
 def test_of_two_notices_of_a_machine_the_earlier_counts(
     one: float | None, other: float | None
 ) -> None:
-    news = NoticeFilter(PLACES, WORKERS).happenings((_told(one), _told(other), None), 0.0, 1.0, 0.1)
+    news = NoticeFilter(PLACES, WORKERS).happenings(
+        (_reported(one), _reported(other), None), 0.0, 1.0, 0.1
+    )
 
     earlier = None if None in (one, other) else min(one or 0.0, other or 0.0)
     assert [(each.worker, each.left_s) for each in news] == [("h/0", earlier), ("h/1", earlier)]
 
 
 def test_times_are_compared_by_the_leaders_clock() -> None:
-    desk = NoticeFilter(PLACES, WORKERS)
-    _news(desk, None, None, _told(600.0, final=False), now_s=1000.0)
-    assert _news(desk, None, None, _told(500.0, final=False), now_s=1100.0) == []
-    same = _told(600.0, final=False)
-    assert _news(desk, None, None, same, now_s=1100.0) == [("k/2", MembershipEvent.NOTICE)]
+    notice_filter = NoticeFilter(PLACES, WORKERS)
+    _news(notice_filter, None, None, _reported(600.0, final=False), now_s=1000.0)
+    assert _news(notice_filter, None, None, _reported(500.0, final=False), now_s=1100.0) == []
+    same = _reported(600.0, final=False)
+    assert _news(notice_filter, None, None, same, now_s=1100.0) == [("k/2", MembershipEvent.NOTICE)]
 
 
 def test_a_notice_that_is_put_off_is_news() -> None:
-    desk = NoticeFilter(PLACES, WORKERS)
-    _news(desk, None, None, _told(600.0, final=False))
-    later = _told(900.0, final=False)
-    assert _news(desk, None, None, later, now_s=10.0) == [("k/2", MembershipEvent.NOTICE)]
+    notice_filter = NoticeFilter(PLACES, WORKERS)
+    _news(notice_filter, None, None, _reported(600.0, final=False))
+    later = _reported(900.0, final=False)
+    assert _news(notice_filter, None, None, later, now_s=10.0) == [("k/2", MembershipEvent.NOTICE)]
 
 
-def test_a_final_notice_is_told_until_the_worker_is_let_go() -> None:
-    desk = NoticeFilter(PLACES, WORKERS)
+def test_a_final_notice_is_reported_until_the_worker_leaves() -> None:
+    notice_filter = NoticeFilter(PLACES, WORKERS)
     for now_s in (0.0, 5.0):
-        told = _told(600.0 - now_s)
-        assert _news(desk, None, None, told, now_s=now_s) == [("k/2", MembershipEvent.NOTICE)]
-    desk.let_go(["k/2"])
-    assert _news(desk, None, None, _told(590.0), now_s=10.0) == []
+        reported = _reported(600.0 - now_s)
+        assert _news(notice_filter, None, None, reported, now_s=now_s) == [
+            ("k/2", MembershipEvent.NOTICE)
+        ]
+    notice_filter.let_go(["k/2"])
+    assert _news(notice_filter, None, None, _reported(590.0), now_s=10.0) == []
 
 
-def test_what_the_core_is_told() -> None:
+def test_what_the_core_gets() -> None:
     (happening,) = NoticeFilter(PLACES, WORKERS).happenings(
-        (None, None, _told(30.0, final=False)), 0.0, 1.0, 0.1
+        (None, None, _reported(30.0, final=False)), 0.0, 1.0, 0.1
     )
     assert happening == Happening("k/2", MembershipEvent.NOTICE, 30.0, "spot", False)
 

@@ -52,21 +52,21 @@ def _notice(left_s: float | None = 60.0, *, whole_host: bool = False) -> Notice:
     return Notice("SIGTERM", at_s, whole_host, not whole_host, "a test")
 
 
-def test_a_notice_asks_for_an_exchange_and_is_told_with_the_time_that_is_left() -> None:
+def test_a_notice_requests_an_exchange_and_is_reported_with_the_time_left() -> None:
     asked: list[bool] = []
     notified = _lifecycle(asked=asked).notified
-    assert notified.told() is None
+    assert notified.report() is None
     notified.changed(_notice())
-    told = notified.told()
-    assert told is not None
-    assert told.left_s == pytest.approx(60.0, abs=5.0)
-    assert (told.whole_host, told.final, told.why) == (False, False, "a test")
+    notice = notified.report()
+    assert notice is not None
+    assert notice.left_s == pytest.approx(60.0, abs=5.0)
+    assert (notice.whole_host, notice.final, notice.why) == (False, False, "a test")
     notified.changed(_notice(None, whole_host=True))
-    told = notified.told()
-    assert told is not None
-    assert (told.left_s, told.final) == (None, True)
+    notice = notified.report()
+    assert notice is not None
+    assert (notice.left_s, notice.final) == (None, True)
     notified.changed(None)
-    assert notified.told() is None
+    assert notified.report() is None
     assert len(asked) == 3
 
 
@@ -84,7 +84,7 @@ def test_a_signal_ends_a_process_whose_run_cannot_go_on(monkeypatch: pytest.Monk
 def test_the_first_rank_of_a_machine_that_goes_speaks_for_it() -> None:
     def leads(rank: int, going: tuple[int, ...], *, whole_host: bool = True) -> bool:
         lifecycle = _lifecycle(rank)
-        assert not lifecycle.leads_host(going), "nobody has said that it goes"
+        assert not lifecycle.leads_host(going), "no notice of the machine"
         lifecycle.notified.changed(_notice(whole_host=whole_host))
         return lifecycle.leads_host(going)
 
@@ -111,7 +111,7 @@ class _Watcher:
 
 @pytest.fixture
 def watchers(monkeypatch: pytest.MonkeyPatch) -> list[_Watcher]:
-    """Return the watchers that were made; a source is told by what was asked for."""
+    """Return the watchers that were made; a source is represented by its setting."""
     monkeypatch.setattr(_Watcher, "made", [])
     monkeypatch.setattr(module, "NoticeWatcher", _Watcher)
     monkeypatch.setattr(module, "make_sources", lambda setting, *, slurm: (setting, slurm))
@@ -272,7 +272,7 @@ def test_who_leaves_ends_with_143_and_the_others_say_what_to_do(
 
 
 @pytest.mark.parametrize(
-    ("command", "elastic", "told"),
+    ("command", "elastic", "signalled"),
     [
         (b"python\0-m\0torch.distributed.run\0train.py", True, True),
         (b"python\0-m\0evenstride.lab.processes.rendezvous\0train.py", True, True),
@@ -283,12 +283,12 @@ def test_who_leaves_ends_with_143_and_the_others_say_what_to_do(
         (None, True, False),
     ],
 )
-def test_only_an_agent_of_torchrun_is_told_to_end(
+def test_only_an_agent_of_torchrun_gets_a_signal(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     command: bytes | None,
     elastic: bool,
-    told: bool,
+    signalled: bool,
 ) -> None:
     killed: list[tuple[int, int]] = []
     monkeypatch.setattr(os, "kill", lambda *signal_: killed.append(signal_))
@@ -300,4 +300,4 @@ def test_only_an_agent_of_torchrun_is_told_to_end(
         (tmp_path / "4321").mkdir()
         (tmp_path / "4321" / "cmdline").write_bytes(command)
     torchrun_agent.end_launcher(tmp_path)
-    assert killed == ([(4321, signal.SIGTERM)] if told else [])
+    assert killed == ([(4321, signal.SIGTERM)] if signalled else [])

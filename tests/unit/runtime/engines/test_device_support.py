@@ -1,4 +1,4 @@
-"""What devices can do, told from facts; no card is needed."""
+"""What devices can do, derived from facts; no card is needed."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_what_is_not_known_is_not_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("device", "told"),
+    ("device", "expected"),
     [
         (P100, "Tesla P100 (Pascal, sm_60)"),
         (V100, "Tesla V100 (Volta, sm_70)"),
@@ -96,13 +96,13 @@ def test_what_is_not_known_is_not_refused() -> None:
     ],
 )
 def test_a_card_that_the_wheel_has_no_code_for_is_refused_with_the_wheel_that_has(
-    device: RankDevice, told: str
+    device: RankDevice, expected: str
 ) -> None:
     with pytest.raises(ConfigError) as refused:
         require([H100, device])
 
     text = str(refused.value)
-    check_message(text, "rank 1", told, "2.13.0", "'torch==2.13.*'")
+    check_message(text, "rank 1", expected, "2.13.0", "'torch==2.13.*'")
     assert "sm_75 sm_80 sm_86 sm_90 sm_100 sm_120 compute_120;" in text
 
 
@@ -116,7 +116,7 @@ def test_a_card_that_is_too_new_is_sent_to_a_later_wheel() -> None:
     assert "whl/cu128" in text
 
 
-def test_a_card_of_no_wheel_is_told_so() -> None:
+def test_a_card_without_a_wheel_is_reported() -> None:
     for capability in ((3, 7), (8, 7), (7, 2)):
         text = complaint(replace(P100, capability=capability))
 
@@ -233,7 +233,7 @@ def test_a_mapping_that_splits_the_ranks_is_refused(kinds: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kinds", "config", "told"),
+    ("kinds", "config", "expected"),
     [
         (["cuda", "cpu"], "nccl", ("rank 1", "'nccl'")),
         (["cpu"], "cuda:nccl", ()),
@@ -244,9 +244,9 @@ def test_a_mapping_that_splits_the_ranks_is_refused(kinds: list[str]) -> None:
     ],
 )
 def test_a_kind_without_a_backend_is_refused(
-    kinds: list[str], config: str, told: tuple[str, ...]
+    kinds: list[str], config: str, expected: tuple[str, ...]
 ) -> None:
-    with raises_message(ConfigError, *told) as refused:
+    with raises_message(ConfigError, *expected) as refused:
         check_backends(kinds, config)
 
     assert 'call init_process_group("gloo")' in str(refused.value)
@@ -404,7 +404,7 @@ def test_a_fingerprint_is_of_the_device_asked_for(monkeypatch: pytest.MonkeyPatc
     }
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: cards[device.index])
 
-    told = [myself(0, torch.device("cuda", index)).device for index in (0, 1)]
+    devices = [myself(0, torch.device("cuda", index)).device for index in (0, 1)]
     fingerprint.cache_clear()
 
-    assert told == ["cuda A 1024 MiB", "cuda B 2048 MiB"]
+    assert devices == ["cuda A 1024 MiB", "cuda B 2048 MiB"]

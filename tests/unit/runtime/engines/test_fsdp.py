@@ -197,7 +197,7 @@ def test_an_all_reduce_that_is_left_out_marks_nothing(monkeypatch: pytest.Monkey
     ],
     ids=["CUDA", "torch before 2.8"],
 )
-def test_what_cannot_be_counted_is_told_and_left_alone(
+def test_waits_that_cannot_be_counted_are_reported_and_not_marked(
     monkeypatch: pytest.MonkeyPatch, group: Any
 ) -> None:
     model, before = _sharded(4), dict(vars(group))
@@ -336,7 +336,7 @@ def test_an_engine_that_averages_over_the_ranks_passes(
 
 
 @pytest.mark.parametrize(
-    ("connections", "backend", "device", "told"),
+    ("connections", "backend", "device", "refused"),
     [
         (1, "cuda:nccl", "cuda", True),
         (1, "cpu:gloo,cuda:nccl", "cuda", True),
@@ -351,12 +351,12 @@ def test_one_hardware_queue_under_nccl_is_not_measured(
     connections: int | None,
     backend: str,
     device: str,
-    told: bool,
+    refused: bool,
 ) -> None:
     monkeypatch.setattr(dist, "get_backend_config", lambda _: backend)
     monkeypatch.setattr(model_agreement, "device_of", lambda _: torch.device(device))
 
     why = model_agreement.why_not_measured(nn.Linear(1, 1), dist.group.WORLD, connections)
 
-    assert ("CUDA_DEVICE_MAX_CONNECTIONS=1" in why) == told
-    assert bool(why) == told
+    assert ("CUDA_DEVICE_MAX_CONNECTIONS=1" in why) == refused
+    assert bool(why) == refused

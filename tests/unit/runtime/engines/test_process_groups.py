@@ -1,4 +1,4 @@
-"""A process group of our own: of whom, by what, and when there is none."""
+"""A process group of our own: its ranks, its backend, and when none is created."""
 
 from __future__ import annotations
 

@@ -41,8 +41,8 @@ def islands(draw: st.DrawFn) -> Islands:
 
 
 @dataclass(frozen=True)
-class Told:
-    """What all ranks measured, and how many of their steps each told of at each exchange."""
+class Reports:
+    """Measurements of all ranks, and how many steps each reports at each exchange."""
 
     islands: Islands
     records: tuple[tuple[StepRecord, ...], ...]  # of each rank
@@ -50,7 +50,7 @@ class Told:
 
 
 @st.composite
-def tellings(draw: st.DrawFn) -> Told:
+def tellings(draw: st.DrawFn) -> Reports:
     """Steps under changing splits, of which each rank tells as it likes."""
     they, steps = draw(islands()), draw(st.integers(1, 9))
     shares = draw(
@@ -72,15 +72,15 @@ def tellings(draw: st.DrawFn) -> Told:
     ]
     counts = st.lists(st.integers(0, 4), min_size=they.size, max_size=they.size).map(tuple)
     last = (steps,) * they.size
-    return Told(they, tuple(records), (*draw(st.lists(counts, max_size=4)), last))
+    return Reports(they, tuple(records), (*draw(st.lists(counts, max_size=4)), last))
 
 
-def _exchanges(told: Told) -> list[tuple[Observation, ...]]:
+def _exchanges(reports: Reports) -> list[tuple[Observation, ...]]:
     """Return what the fold makes of it, exchange by exchange; as recorders tell of it."""
-    fold = Fold(told.islands)
-    recorders = [Recorder(rank, lambda: None) for rank in range(told.islands.size)]
-    ahead, taken = [iter(records) for records in told.records], []
-    for counts in told.exchanges:
+    fold = Fold(reports.islands)
+    recorders = [Recorder(rank, lambda: None) for rank in range(reports.islands.size)]
+    ahead, taken = [iter(records) for records in reports.records], []
+    for counts in reports.exchanges:
         for recorder, records, count in zip(recorders, ahead, counts, strict=True):
             for _, record in zip(range(count), records, strict=False):
                 recorder.append(record)
@@ -89,14 +89,16 @@ def _exchanges(told: Told) -> list[tuple[Observation, ...]]:
 
 
 @given(tellings())
-def test_every_step_of_an_island_is_told_once_with_its_slowest_members_times(told: Told) -> None:
-    seen = [one for taken in _exchanges(told) for one in taken]
+def test_every_step_of_a_group_is_reported_once_with_its_slowest_ranks_times(
+    reports: Reports,
+) -> None:
+    seen = [one for taken in _exchanges(reports) for one in taken]
 
-    for number, members in enumerate(told.islands.members):
+    for number, members in enumerate(reports.islands.members):
         own = [one for one in seen if one.worker == number]
         steps = [one.first_step + at for one in own for at in range(one.steps)]
-        rows = [[told.records[rank][step] for rank in members] for step in steps]
-        assert steps == list(range(len(told.records[0])))
+        rows = [[reports.records[rank][step] for rank in members] for step in steps]
+        assert steps == list(range(len(reports.records[0])))
         assert [one.share for one in own for _ in one.busy_s] == [
             sum(record.share for record in row) for row in rows
         ]
@@ -111,10 +113,10 @@ def test_every_step_of_an_island_is_told_once_with_its_slowest_members_times(tol
 
 
 @given(tellings())
-def test_the_sums_are_those_of_ranks_that_tell_alike(told: Told) -> None:
-    first = [told.records[members[0]] for members in told.islands.members]
-    of = {rank: k for k, members in enumerate(told.islands.members) for rank in members}
-    alike = replace(told, records=tuple(first[of[rank]] for rank in range(told.islands.size)))
+def test_the_sums_are_those_of_ranks_with_equal_reports(reports: Reports) -> None:
+    first = [reports.records[members[0]] for members in reports.islands.members]
+    of = {rank: k for k, members in enumerate(reports.islands.members) for rank in members}
+    alike = replace(reports, records=tuple(first[of[rank]] for rank in range(reports.islands.size)))
 
     seen = [one for taken in _exchanges(alike) for one in taken]
 
@@ -142,8 +144,8 @@ def _seen(rank: int, first: int, *busy_s: float, share: int = 3) -> Observation:
     return Observation(rank, share, first, busy_s, (0.0,) * len(busy_s))
 
 
-def _take(fold: Fold, told: Sequence[Sequence[Observation]]) -> tuple[Observation, ...]:
-    return tuple(fold.take([Measurements.of(seen) for seen in told]))
+def _take(fold: Fold, reports: Sequence[Sequence[Observation]]) -> tuple[Observation, ...]:
+    return tuple(fold.take([Measurements.of(seen) for seen in reports]))
 
 
 def test_a_step_waits_for_the_last_member_to_tell() -> None:
@@ -177,7 +179,7 @@ def test_what_differs_is_not_put_together_although_exchanges_came_in_between() -
     assert [one.modelled for one in with_odd_2] == [True, False]
 
 
-def test_a_step_told_of_twice_counts_once() -> None:
+def test_a_step_reported_twice_counts_once() -> None:
     fold = Fold(Islands(((0, 1),)))
     _take(fold, [[_seen(0, 1, 0.1)], [_seen(1, 1, 0.1)]])
 
@@ -215,8 +217,8 @@ def test_members_are_expected_to_be_as_fast_as_they_are() -> None:
     fold = Fold(PAIRS)
     assert fold.expected((0.4, 0.8)) == (0.4, 0.4, 0.8, 0.8)
 
-    told = [[_seen(rank, 1, *times_s)] for rank, times_s in enumerate([(0.1, 0.2), (0.4, 0.2)])]
-    _take(fold, [*told, [], []])
+    reports = [[_seen(rank, 1, *times_s)] for rank, times_s in enumerate([(0.1, 0.2), (0.4, 0.2)])]
+    _take(fold, [*reports, [], []])
 
     assert fold.expected((0.4, 0.8)) == (0.2, 0.4, 0.8, 0.8)
     assert fold.expected(()) == ()
@@ -263,16 +265,16 @@ def test_all_members_memory_counts_and_the_least_limit() -> None:
         PeakMemory(3, 7, 9, 10),
     ]
 
-    told = PAIRS.holdings(held)
+    reports = PAIRS.holdings(held)
 
-    assert told == (
+    assert reports == (
         PeakMemory(0, 10, 50, 90),
         PeakMemory(0, 8, 60, 80),
         PeakMemory(1, 14, None, None),
-        told[-1],
+        reports[-1],
     )
-    assert told[-1] == PeakMemory(1, 14, 9, 10)
-    assert PAIRS.holdings(reversed(held)) == told
+    assert reports[-1] == PeakMemory(1, 14, 9, 10)
+    assert PAIRS.holdings(reversed(held)) == reports
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,7 @@ def test_who_finds_a_loss_tells_all_control_threads_whatever_they_wait_for() -> 
 
     report.found(2, "its process 7 on one ended", 6)
 
-    for key in ("go/6/0", "go/6/1", "go/7/2", "told/6/2", "told/7/2", "verdict/6", "verdict/7"):
+    for key in ("go/6/0", "go/6/1", "go/7/2", "reply/6/2", "reply/7/2", "verdict/6", "verdict/7"):
         assert message(told, key) == {"lost": TEXT}
     assert message(told, "go/5/0") is None
 

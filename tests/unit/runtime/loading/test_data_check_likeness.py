@@ -77,7 +77,7 @@ EQUAL: dict[str, tuple[Any, Any]] = {
 
 
 @pytest.mark.parametrize("name", DIFFERENT)
-def test_other_samples_are_told_apart(name: str) -> None:
+def test_other_samples_differ(name: str) -> None:
     one, other = DIFFERENT[name]
 
     assert not same(one, other)

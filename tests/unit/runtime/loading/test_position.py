@@ -112,7 +112,7 @@ def test_leaving_an_epoch_that_has_not_begun_leaves_nothing() -> None:
     assert (progress.epoch, progress.position) == (1, 0)
 
 
-def test_a_pass_is_told_by_where_it_began() -> None:
+def test_a_pass_is_reported_with_its_start() -> None:
     progress = _progress()
     progress.begin_pass()
     _train(progress, 2)
@@ -125,7 +125,7 @@ def test_a_pass_is_told_by_where_it_began() -> None:
     assert (second.step, second.stands) == (3, ((0, 0, 0), (2, 0, 12)))
 
 
-def test_a_look_at_the_data_before_a_state_is_loaded_is_not_told() -> None:
+def test_a_pass_without_training_before_a_state_is_loaded_is_not_reported() -> None:
     saved = _progress()
     _train(saved, 2)
     progress = _progress()

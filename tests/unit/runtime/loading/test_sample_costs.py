@@ -1,4 +1,4 @@
-"""Batches by cost: what is dealt out follows the costs, and what is no cost is refused."""
+"""Batches by cost: the split follows the costs, and invalid costs are refused."""
 
 from __future__ import annotations
 

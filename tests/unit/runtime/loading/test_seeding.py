@@ -72,7 +72,7 @@ def test_a_sample_is_the_same_in_any_batch_order_or_process(make_stride: MakeStr
     assert _epochs(make_stride, 2, num_workers=2) == usual
 
 
-def test_each_epoch_and_each_seed_draws_anew(make_stride: MakeStride) -> None:
+def test_each_epoch_and_each_seed_draws_differently(make_stride: MakeStride) -> None:
     first, second = _epochs(make_stride, 2)
     (other,) = _epochs(make_stride, 1, seed=1)
 

@@ -100,7 +100,7 @@ def test_samples_that_others_train_are_read_over() -> None:
     assert files.opened == [(0, 0), (1, 1)]
 
 
-def test_a_far_jump_opens_the_shard_anew() -> None:
+def test_a_far_jump_opens_the_shard_again() -> None:
     files = Files(9_000)
     reader = reader_of(files)
 

@@ -1,4 +1,4 @@
-"""The training loader as frameworks use one: counted, held on to, made anew."""
+"""The training loader as frameworks use one: counted, held on to, built again."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_the_next_epoch_begins_while_the_last_iterator_is_still_held(
     held = []
     for epoch in range(3):
         held.append(iter(loader))
-        for _ in range(len(loader)):  # and never asks for what is not there
+        for _ in range(len(loader)):  # and never asks for more
             trainer.step(next(held[-1]))
         assert stride.step == 3 * (epoch + 1)
 
@@ -62,14 +62,12 @@ def test_micro_batches_are_refused_at_the_first(make_stride: MakeStride) -> None
 
 
 @pytest.mark.parametrize("seeded", [True, False])
-def test_batches_that_a_loader_made_anew_asks_for_are_refused(
-    make_stride: MakeStride, seeded: bool
-) -> None:
+def test_a_loader_that_was_built_again_is_refused(make_stride: MakeStride, seeded: bool) -> None:
     loader = make_stride().loader(numbered(12), seeded=seeded)
-    anew = DataLoader(loader.dataset, batch_sampler=loader.batch_sampler)
+    rebuilt = DataLoader(loader.dataset, batch_sampler=loader.batch_sampler)
 
     with raises_message(UsageError):
-        next(iter(anew))
+        next(iter(rebuilt))
 
 
 def test_an_evaluation_in_micro_batches_is_counted_to_its_end(make_stride: MakeStride) -> None:
@@ -81,7 +79,7 @@ def test_an_evaluation_in_micro_batches_is_counted_to_its_end(make_stride: MakeS
     assert sum(len(batch[0]) for _, batch in batches) == 10
 
 
-def test_an_evaluation_that_stops_at_the_number_of_steps_is_told_of_once(
+def test_an_evaluation_that_stops_at_the_number_of_steps_warns_once(
     make_stride: MakeStride, caplog: pytest.LogCaptureFixture
 ) -> None:
     stride = make_stride()

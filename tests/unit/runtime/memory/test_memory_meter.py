@@ -78,7 +78,7 @@ def test_the_users_own_limit_of_a_device_is_kept_where_it_can_be_read() -> None:
     assert DeviceMemory(DEVICE, SimpleNamespace(**older)).limit_bytes() == 17 * GB
 
 
-def test_a_devices_peak_is_told_once() -> None:
+def test_a_devices_peak_is_reported_once() -> None:
     allocator = FakeAllocator()
     meter = MemoryMeter(source=DeviceMemory(DEVICE, allocator))
     assert allocator.peak == GB  # what was before is not ours to tell
@@ -90,7 +90,7 @@ def test_a_devices_peak_is_told_once() -> None:
     assert meter.peak_bytes() is None
 
 
-def test_a_device_that_nobody_uses_yet_is_not_started() -> None:
+def test_an_unused_device_is_not_started() -> None:
     allocator = FakeAllocator()
     allocator.started = False
     meter = MemoryMeter(source=DeviceMemory(DEVICE, allocator))
@@ -181,7 +181,7 @@ def test_what_is_free_is_shared_among_the_ranks_of_a_machine(fake: FakeProcess) 
     assert fake.memory(neighbours=4, free=-1).limit_bytes() == HELD
 
 
-def test_a_limit_of_a_first_version_group_leaves_what_nobody_uses(fake: FakeProcess) -> None:
+def test_a_limit_of_a_version_1_group_leaves_the_unused_page_cache(fake: FakeProcess) -> None:
     fake.member_of("4:cpu,memory:/mine/inner")
     fake.group("memory", memory__limit_in_bytes=2**63 - 4096)  # no limit; its use is not read
     fake.group("memory/mine", memory__limit_in_bytes=12 * GB, memory__usage_in_bytes=8 * GB)
@@ -229,17 +229,17 @@ def test_a_limited_address_space_is_what_counts(fake: FakeProcess) -> None:
     assert fake.memory(address_space_bytes=99 * GB, free=GB).limit_bytes() == 8 * HELD + GB
 
 
-def test_a_mark_that_cannot_be_reset_is_told_when_it_rises(fake: FakeProcess) -> None:
+def test_a_mark_that_cannot_be_reset_is_reported_when_it_rises(fake: FakeProcess) -> None:
     memory = fake.memory()
-    told = []
+    results = []
 
     for peak_mb in (1000, 1010, 1020, 1030, 1300, 1300):
         fake.holds(peak_mb)
         peak = memory.peak_bytes()
-        told.append(None if peak is None else peak // 1024_000)
+        results.append(None if peak is None else peak // 1024_000)
 
-    # 1 % more is kept memory that jitters; creeping up by as much twice is told.
-    assert told == [None, None, 1020, None, 1300, None]
+    # 1 % more is variation of retained memory; two rises of 1 % are reported.
+    assert results == [None, None, 1020, None, 1300, None]
 
 
 def test_where_the_kernel_has_no_such_files_nothing_is_known(fake: FakeProcess) -> None:
@@ -289,7 +289,7 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="reads the files of L
 
 
 @linux
-def test_a_process_tells_its_peak_and_begins_anew() -> None:
+def test_a_process_reports_its_peak_and_starts_again() -> None:
     base, first, silent, second, limit = _child(
         """
 meter = MemoryMeter(torch.device("cpu"))
@@ -315,17 +315,18 @@ allowed = limited(1_000_000_000)
 meter = MemoryMeter(torch.device("cpu"))
 before = status("VmPeak")
 torch.ones(50_000_000 + (before - status("VmSize")) // 4)
-told = [before, allowed, meter.limit_bytes, meter.peak_bytes(), meter.peak_bytes()]
+
+results = [before, allowed, meter.limit_bytes, meter.peak_bytes(), meter.peak_bytes()]
 a = torch.ones(4000, 4000)
-told.append(outcome(lambda: torch.empty(2**40)))
-told.append(outcome(lambda: torch.nn.Conv2d(1, 4, 3)(a.expand(64, 1, -1, -1))))
-told.append(outcome(lambda: [a @ a for a in [a.repeat(3, 3)]]))
-told.append(outcome(lambda: torch.empty(1).expand(200_000_000).unbind()))
-told.append(outcome(lambda: bytes(4_000_000_000)))
-told.append(outcome(lambda: __import__("numpy").ones(10**9)))
-told.append(outcome(lambda: __import__("mmap").mmap(-1, 4_000_000_000)))
-told.append(outcome(lambda: a @ torch.ones(3)))
-print(json.dumps(told))
+results.append(outcome(lambda: torch.empty(2**40)))
+results.append(outcome(lambda: torch.nn.Conv2d(1, 4, 3)(a.expand(64, 1, -1, -1))))
+results.append(outcome(lambda: [a @ a for a in [a.repeat(3, 3)]]))
+results.append(outcome(lambda: torch.empty(1).expand(200_000_000).unbind()))
+results.append(outcome(lambda: bytes(4_000_000_000)))
+results.append(outcome(lambda: __import__("numpy").ones(10**9)))
+results.append(outcome(lambda: __import__("mmap").mmap(-1, 4_000_000_000)))
+results.append(outcome(lambda: a @ torch.ones(3)))
+print(json.dumps(results))
 """
     )
 

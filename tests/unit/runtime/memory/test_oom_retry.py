@@ -193,7 +193,7 @@ def test_memory_that_ends_once_the_optimizer_has_its_states_is_survived(
 
 @pytest.fixture
 def uncollected() -> Iterator[None]:
-    """Let nobody else collect what is garbage."""
+    """Disable automatic garbage collection."""
     gc.disable()
     yield
     gc.enable()
@@ -275,4 +275,4 @@ def test_the_summary_tells_how_often_and_to_what(make_stride: MakeStride) -> Non
 
     summary = stride.summary()
     assert (summary.batches_repeated, summary.fits) == (2, 2)
-    check_message(lines_with(str(summary), "memory ended"), "rank 0", "2 samples")
+    check_message(lines_with(str(summary), "ran out of memory"), "rank 0", "2 samples")

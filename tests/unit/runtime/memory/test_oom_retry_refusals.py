@@ -1,4 +1,4 @@
-"""What cannot be repeated when memory ends, and loops that would train wrongly, are told so."""
+"""Errors for batches that cannot be repeated, and for loops that would train wrongly."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.unit.runtime.memory.test_oom_retry import ShortBack, Small, run, trai
 from tests.unit.runtime.solo import numbered
 
 
-def test_gradients_from_before_the_step_cannot_be_told_from_its_own(
+def test_gradients_from_before_the_step_cannot_be_separated_from_its_own(
     make_stride: MakeStride,
 ) -> None:
     stride, model = make_stride(global_batch=8), ShortBack(8)

@@ -140,7 +140,7 @@ def test_a_step_in_which_the_device_did_work_of_ours_is_left_out() -> None:
 
 
 def _stands(bench: Bench, seconds: float) -> tuple[str, int]:
-    """Let the program stand still, and return what the rank is said to do then."""
+    """Let the program stand still, and return what the rank then reports."""
     assert bench.timer.at  # what asks is asked once a second
     bench.device.host(seconds)
     return bench.timer.at

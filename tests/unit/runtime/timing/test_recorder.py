@@ -44,7 +44,7 @@ def test_a_step_is_taken_once() -> None:
     assert len(recorder.take()) == 0
 
 
-def test_times_are_told_to_a_tenth_of_a_microsecond() -> None:
+def test_times_are_reported_to_a_tenth_of_a_microsecond() -> None:
     recorder, _ = _recorder()
     recorder.append(_step(0, busy_s=1 / 3, wait_s=2 / 3))
 
@@ -66,12 +66,12 @@ records = st.builds(
 )
 
 
-@given(told=st.lists(records, max_size=30))
-def test_every_step_is_in_one_observation_with_its_own_share(told: list[StepRecord]) -> None:
+@given(measured=st.lists(records, max_size=30))
+def test_every_step_is_in_one_observation_with_its_own_share(measured: list[StepRecord]) -> None:
     recorder, _ = _recorder()
     recorder.expect(ToleranceBand(share=1, expected_s=5.0, part=0.2))
     step, added = 0, []
-    for record in told:
+    for record in measured:
         step += 1 + max(0, record.step - 3)
         added.append(record._replace(step=step))
         recorder.append(added[-1])
@@ -97,7 +97,7 @@ def test_another_share_a_gap_or_an_unmodelled_step_begins_a_new_observation() ->
     assert [seen.steps for seen in recorder.take()] == [1, 2, 1, 1]
 
 
-def test_two_slow_steps_ask_once_and_are_told_apart_from_those_before() -> None:
+def test_two_slow_steps_ask_once_and_begin_a_new_observation() -> None:
     recorder, asked = _recorder()
     recorder.expect(ToleranceBand(share=8, expected_s=1.0, part=0.2))
 

@@ -69,7 +69,7 @@ def test_what_is_excluded_is_neither_work_nor_waiting() -> None:
     assert bench.records == [StepRecord(3, 5, 8.0, 4.0, 1.0, 0.0, 0.0, True)]
 
 
-def test_a_step_is_told_when_the_next_batch_is_asked_for() -> None:
+def test_a_step_is_reported_when_the_next_batch_is_fetched() -> None:
     bench = Bench()
     bench.fetch(0)
     bench.train(1.0, 1.0, 1.0)
@@ -198,7 +198,7 @@ def test_the_time_between_two_passes_is_nobodys() -> None:
     assert [record.outside_s for record in bench.records] == [0.0, 0.0]
 
 
-def test_a_step_that_was_left_before_its_synchronisation_is_not_told() -> None:
+def test_a_step_that_was_left_before_its_synchronisation_is_not_reported() -> None:
     bench = Bench()
 
     bench.fetch(0)
@@ -243,8 +243,8 @@ def test_no_second_is_lost_or_counted_twice(script: list[Any], between_s: float)
     bench = Bench()
     started_s = bench.clock()
 
-    for step, told in enumerate(script):
-        for data_s, control_s, compute_s, waited_s in told["fetches"]:
+    for step, marks in enumerate(script):
+        for data_s, control_s, compute_s, waited_s in marks["fetches"]:
             bench.timer.fetch_started()
             bench.clock.spend(data_s + control_s)
             bench.timer.control_waited(control_s)
@@ -252,7 +252,7 @@ def test_no_second_is_lost_or_counted_twice(script: list[Any], between_s: float)
             bench.clock.spend(compute_s)
             with bench.timer.waiting():
                 bench.clock.spend(waited_s)
-        bench.train(0.0, told["wait"], between_s)
+        bench.train(0.0, marks["wait"], between_s)
     bench.leave()
 
     counted_s = sum(r.busy_s + r.wait_s + r.control_wait_s for r in bench.records)

@@ -21,7 +21,7 @@ from evenstride.sim.scenario.scenario_file import changed
 from evenstride.sim.scenario.scenario_model import Scenario
 from evenstride.sim.scenario.timeline import Timeline
 from evenstride.sim.scoring.suite import ScoredScenario
-from tests.effort import dear
+from tests.effort import expensive
 from tests.unit.sim.clusters import FAST, scenario, scenarios
 from tests.unit.sim.recording import Recording
 
@@ -94,7 +94,7 @@ def test_every_step_shares_the_global_batch_among_those_who_are_there(
         assert (split[there] >= lower[there]).all()
 
 
-@dear
+@expensive
 @given(scenarios(), st.sampled_from(POLICIES))
 def test_the_same_seed_gives_the_same_run(made: Scenario, policy: str) -> None:
     one, same = (Simulation(made, policy_from_spec(policy), 4).run() for _ in range(2))
@@ -104,7 +104,7 @@ def test_the_same_seed_gives_the_same_run(made: Scenario, policy: str) -> None:
     np.testing.assert_array_equal(one.splits, same.splits)
 
 
-@dear
+@expensive
 @given(scenarios())
 def test_the_same_seed_gives_every_policy_the_same_noise(made: Scenario) -> None:
     # Whoever has the same split has the same step, whatever happened before.

@@ -14,7 +14,7 @@ from evenstride.core.policies import policy_from_spec
 from evenstride.sim.engine.lockstep import SimulatedSteps, Simulation
 from evenstride.sim.scenario.scenario_model import Scenario
 from evenstride.sim.scenario.timeline import Timeline
-from evenstride.sim.scoring.oracle import Informed, yardsticks
+from evenstride.sim.scoring.oracle import Informed, reference_times
 from tests.contract.fleets import SPECS
 from tests.messages import raises_message
 from tests.unit.sim.clusters import scenario
@@ -86,14 +86,14 @@ def test_the_standing_and_the_reason_are_those_of_the_table() -> None:
     made = _scenario(_told("notice", 20), _told("lost", 30), _told("join", 40))
     simulation = Simulation(made, policy_from_spec("adaptive"), 1)
     reasons = " | ".join(decided.reason for decided in simulation.run().decisions)
-    assert "w/1 is to leave" in reasons
+    assert "w/1 will leave" in reasons
 
 
 def test_who_is_told_it_all_and_the_oracle_know_who_serves() -> None:
     made = _scenario(_told("notice", 20), exchange={"lag": 1})
     track = Simulation(made, Informed(), 1).run()
     assert _split(track, 30) == [30, 0, 30]
-    oracle = yardsticks(made, 1).oracle_mean_s
+    oracle = reference_times(made, 1).oracle_mean_s
     np.testing.assert_allclose(oracle[30:], track.mean_s[30:])
 
 

@@ -84,17 +84,23 @@ def test_a_wrong_value_is_told_with_its_line_and_the_range(
 EVENTS = [
     (
         "{kind: off, at: 3, workers: 0}",
-        "made.yaml:8: events[0]: no kind is 'off' (allowed: 'step',",
+        "made.yaml:8: events[0]: unknown kind 'off' (allowed: 'step',",
     ),
     ("{at: 3, workers: 0}", "(Unable to extract tag using discriminator 'kind')"),
     (
         "{kind: step, at: 3, workers: 0, speed: 2, untill: 9}",
-        "made.yaml:8: events[0].untill: there is no such field; did you mean until?",
+        "made.yaml:8: events[0].untill: unknown field; did you mean until?",
     ),
     ("{kind: leave, workers: 0}", "made.yaml:8: events[0].at: Field required"),
-    ("{kind: leave, at: 100, workers: 0}", "events[0].at: 100 is no step (allowed: 0 to 99)"),
-    ("{kind: leave, at: 3, workers: 3}", "events[0].workers: 3 is no worker (allowed: 0 to 2)"),
-    ("{kind: leave, at: 3, workers: [0, 7]}", "events[0].workers: 7 is no worker (allowed: 0 to"),
+    (
+        "{kind: leave, at: 100, workers: 0}",
+        "events[0].at: 100 is not a step of the run (allowed: 0 to 99)",
+    ),
+    ("{kind: leave, at: 3, workers: 3}", "events[0].workers: 3 is not a worker (allowed: 0 to 2)"),
+    (
+        "{kind: leave, at: 3, workers: [0, 7]}",
+        "events[0].workers: 7 is not a worker (allowed: 0 to",
+    ),
     ("{kind: leave, at: 3, workers: -1}", "events[0].workers: -1 (allowed: the number of a worker"),
     ("{kind: leave, at: 3, workers: some}", "events[0].workers: 'some' (allowed: the number of"),
     ("{kind: leave, at: 3, workers: []}", "events[0].workers: [] (allowed: the number of a worker"),
@@ -107,12 +113,12 @@ EVENTS = [
     ),
     (
         "{kind: replay, at: 3, workers: all, machines: [1, 2]}",
-        "events[0].machines: 2 machines for 3 workers (allowed: one for each)",
+        "events[0].machines: 2 machines for 3 workers (allowed: one per worker)",
     ),
-    ("{kind: leave, at: 3, workers: all}", "events[0].workers: no worker is there at step 3"),
+    ("{kind: leave, at: 3, workers: all}", "events[0].workers: no worker is present at step 3"),
     (
         "{kind: leave, at: 3, workers: [0, 1]}",
-        "events[0].workers: a global batch of 64 cannot be shared by the worker there at step 3 "
+        "events[0].workers: a global batch of 64 cannot be split over the worker present at step 3 "
         "(allowed by min_share and max_share: 1 to 40)",
     ),
 ]
@@ -202,17 +208,17 @@ def test_bounds_that_the_global_batch_cannot_meet_are_refused(
 
 
 OTHERS = [
-    ("STEPS: 3\n", "made.yaml:7: STEPS: there is no such field; did you mean steps?"),
-    ("exchange: {cold: 3}\n", "made.yaml:7: exchange.cold: there is no such field"),
-    ("5: 3\n", "made.yaml:7: '5' is no name of a field"),
-    ("? [1, 2]\n: 3\n", "made.yaml:7: what stands before a colon is a list, and no name of a fiel"),
+    ("STEPS: 3\n", "made.yaml:7: STEPS: unknown field; did you mean steps?"),
+    ("exchange: {cold: 3}\n", "made.yaml:7: exchange.cold: unknown field"),
+    ("5: 3\n", "made.yaml:7: '5' is not a field name"),
+    ("? [1, 2]\n: 3\n", "made.yaml:7: the text before a colon is a list, not the name of a field"),
     ("steps: 5\n", "made.yaml:7: 'steps' is given twice"),
     ("exchange: 3\n", "made.yaml:7: exchange: 3 (Input should be a valid dictionary or instance"),
     (
         "exchange:\n  lag: 0\n",
         "made.yaml:8: exchange.lag: 0 (Input should be greater than or equal",
     ),
-    ("exchange: {every: often}\n", "exchange.every: 'often' (allowed: a whole number from 1 to 1e"),
+    ("exchange: {every: often}\n", "exchange.every: 'often' (allowed: an integer from 1 to 1e"),
     ("communication: {latency_s: .inf}\n", "communication.latency_s: inf (Input should be less"),
     ("events:\n", "made.yaml:7: events: empty (Input should be a valid list)"),
     ("about: !!python/object:os.system x\n", "made.yaml:7: about: it has the tag '!!python/objec"),
@@ -250,7 +256,7 @@ def test_what_else_is_wrong_is_told_with_its_line(told: Path, more: str, text: s
 def test_what_is_no_scenario_at_all_is_refused(told: Path, text: str) -> None:
     empty = "the file is empty; " if text[:1] in "\n#" else ""
     fields = "(name, global_batch, workers, ...)"
-    said = f"made.yaml:1: {empty}a scenario is a list of names and values {fields}"
+    said = f"made.yaml:1: {empty}a scenario consists of names and values {fields}"
     assert refusal(told, text) == said
 
 
@@ -317,7 +323,7 @@ def test_a_file_that_cannot_be_read_is_told_with_the_reason(tmp_path: Path) -> N
     ):
         with pytest.raises(ScenarioError) as caught:
             load_scenario(path)
-        assert str(caught.value) == f"{path} cannot be read: {reason}"
+        assert str(caught.value) == f"cannot read {path}: {reason}"
 
 
 def test_a_missing_recording_is_told_with_file_and_line(

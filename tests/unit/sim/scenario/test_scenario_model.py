@@ -10,7 +10,7 @@ from evenstride.sim.scenario.scenario_file import load_scenario
 from tests.messages import check_message
 from tests.unit.sim.scenario.test_scenario_file import GOOD, refusal
 
-RANGE = "(allowed: 1e-06 to 1e+06 in all)"
+RANGE = "(allowed: 1e-06 to 1e+06 in total)"
 
 
 @pytest.fixture

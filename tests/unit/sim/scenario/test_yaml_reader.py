@@ -10,7 +10,7 @@ from evenstride.sim.scenario.scenario_file import DEEPEST, load_scenario
 from tests.messages import check_message
 from tests.unit.sim.scenario.test_scenario_file import GOOD, refusal
 
-A_NAME = "(allowed: a text in one line, of characters that can be seen)"
+A_NAME = "(allowed: one line of printable characters)"
 
 
 @pytest.fixture
@@ -147,7 +147,10 @@ def test_merging_cannot_stand_for_billions_of_values_either(told: Path) -> None:
 
     for more in (doubled, wider, often):
         said = refusal(told, f"{GOOD}k0: &k0 {{a: 1}}\n{more}")
-        assert "merges too deep" in said or "* and << repeat too many values" in said
+        assert (
+            "merges a value without fields, or too deeply" in said
+            or "* and << repeat too many values" in said
+        )
 
 
 @pytest.mark.parametrize("opening", ["[", "{a: ", "[{a: "])
@@ -190,11 +193,11 @@ def test_what_is_merged_gives_way_to_what_is_written_and_to_what_is_merged_befor
 
 
 MERGES = [
-    ("about: {<<: 3}\n", "about: << merges what has no fields"),
-    ("about: {<<: [{a: 3}, x]}\n", "about: << merges what has no fields"),
-    ("about: &a {<<: *a}\n", "about: << merges what has no fields, or merges too deep"),
+    ("about: {<<: 3}\n", "about: << merges a value without fields"),
+    ("about: {<<: [{a: 3}, x]}\n", "about: << merges a value without fields"),
+    ("about: &a {<<: *a}\n", "about: << merges a value without fields, or too deeply"),
     ("about: {<<: {a: 3}, <<: {b: 3}}\n", "about: '<<' is given twice (allowed: once)"),
-    ("'<<': {a: 3}\n", "<<: there is no such field"),
+    ("'<<': {a: 3}\n", "<<: unknown field"),
 ]
 
 

@@ -17,20 +17,20 @@ from evenstride.sim.engine.virtual_workers import Cluster
 from evenstride.sim.scenario.scenario_file import changed, load_scenario
 from evenstride.sim.scenario.scenario_model import Scenario
 from evenstride.sim.scenario.timeline import Timeline
-from evenstride.sim.scoring.oracle import Alike, Informed, best_split, kinds_of, yardsticks
+from evenstride.sim.scoring.oracle import Alike, Informed, best_split, kinds_of, reference_times
 from evenstride.sim.scoring.suite import ScoredScenario, informed_mean_s
-from tests.effort import dear
+from tests.effort import expensive
 from tests.unit.sim.clusters import FAST, REFERENCE, SLOW, scenario, scenarios
 
 POLICIES = ["adaptive", "dynamic-batching", "dbs", "uniform"]
 
 
-@dear
+@expensive
 @given(scenarios(every=st.integers(1, 5) | st.just("leader")), st.sampled_from(POLICIES))
 def test_without_noise_no_policy_is_ever_faster_than_the_oracle(
     made: Scenario, policy: str
 ) -> None:
-    sticks = yardsticks(made, 3)
+    sticks = reference_times(made, 3)
 
     track = Simulation(made, policy_from_spec(policy), 3).run()
 
@@ -48,7 +48,7 @@ def test_the_oracle_is_the_best_of_all_splits(made: Scenario) -> None:
     times = cluster.usual.at_speed(timeline.speed(0)).of(here)
     workers = [cluster.workers[k] for k in here]
 
-    best = yardsticks(made, 0).best
+    best = reference_times(made, 0).best
 
     for giver, taker in product(range(len(here)), repeat=2):
         moved = best.copy()
@@ -63,7 +63,7 @@ def test_the_oracle_is_the_best_of_all_splits(made: Scenario) -> None:
 
 @given(scenarios())
 def test_noise_is_the_same_for_oracle_equal_split_and_policies(made: Scenario) -> None:
-    sticks = yardsticks(made, 5)
+    sticks = reference_times(made, 5)
 
     equal = Simulation(made, policy_from_spec("uniform"), 5).run()
 
@@ -72,7 +72,7 @@ def test_noise_is_the_same_for_oracle_equal_split_and_policies(made: Scenario) -
     assert (sticks.oracle_s > 0).all()
 
 
-@dear
+@expensive
 @given(scenarios())
 def test_the_informed_controller_takes_what_the_simulator_says(made: Scenario) -> None:
     simulated = Simulation(made, Informed(), 2).run().mean_s
@@ -80,7 +80,7 @@ def test_the_informed_controller_takes_what_the_simulator_says(made: Scenario) -
     np.testing.assert_array_equal(informed_mean_s(made, 2), simulated)
 
 
-@dear
+@expensive
 @given(scenarios(every=st.just("leader")))
 def test_the_informed_controller_keeps_to_the_leaders_cadence(made: Scenario) -> None:
     simulated = Simulation(made, Informed(), 2).run().mean_s
@@ -99,7 +99,7 @@ def test_the_informed_controller_knows_nobody_in_a_fleet_of_new_workers(cold_lag
         exchange={"lag": 1, "cold_lag": cold_lag},
     )
 
-    slow = informed_mean_s(made, 0) > yardsticks(made, 0).oracle_mean_s * (1 + 1e-12)
+    slow = informed_mean_s(made, 0) > reference_times(made, 0).oracle_mean_s * (1 + 1e-12)
 
     opening = [*range(cold_lag), *range(9, 9 + cold_lag)]
     assert np.flatnonzero(slow).tolist() == opening
@@ -113,7 +113,7 @@ def test_the_informed_controller_pays_the_lag_after_each_change() -> None:
         events=[{"kind": "step", "at": 20, "workers": 0, "speed": 0.25}], exchange={"lag": 3}
     )
 
-    slow = informed_mean_s(made, 0) > yardsticks(made, 0).oracle_mean_s * (1 + 1e-12)
+    slow = informed_mean_s(made, 0) > reference_times(made, 0).oracle_mean_s * (1 + 1e-12)
 
     assert np.flatnonzero(slow).tolist() == [0, 1, 2, 20, 21, 22]
 
@@ -160,8 +160,8 @@ def test_the_informed_controller_in_the_reference_scenario_has_its_published_eff
 def test_the_linear_bound_is_mean_over_slowest_speed() -> None:
     halved = [{"kind": "step", "at": 0, "workers": 0, "speed": 0.5}]
 
-    assert yardsticks(scenario(), 0).linear_bound == pytest.approx(625 / 250)
-    assert yardsticks(scenario(events=halved), 0).linear_bound == pytest.approx(375 / 250)
+    assert reference_times(scenario(), 0).linear_bound == pytest.approx(625 / 250)
+    assert reference_times(scenario(events=halved), 0).linear_bound == pytest.approx(375 / 250)
 
 
 def test_the_linear_bound_is_time_over_time_as_the_bound_is() -> None:
@@ -169,8 +169,8 @@ def test_the_linear_bound_is_time_over_time_as_the_bound_is() -> None:
     halved = {"kind": "step", "at": 30, "workers": 0, "speed": 0.5}
     alone = {"kind": "leave", "at": 30, "workers": 1}
 
-    later = yardsticks(scenario(steps=40, events=[halved]), 0).linear_bound
-    left = yardsticks(scenario(steps=40, events=[alone]), 0).linear_bound
+    later = reference_times(scenario(steps=40, events=[halved]), 0).linear_bound
+    left = reference_times(scenario(steps=40, events=[alone]), 0).linear_bound
 
     assert later == pytest.approx((40 / 500) / (30 / 1250 + 10 / 750))
     assert left == pytest.approx((30 / 500 + 10 / 1000) / (30 / 1250 + 10 / 1000))
@@ -183,7 +183,7 @@ def test_times_in_proportion_to_the_share_meet_the_linear_bound_whatever_happens
         {"kind": "ramp", "at": 15, "workers": 1, "speed": 3.0, "steps": 9},
         {"kind": "leave", "at": 20, "workers": 3},
     ]
-    found = yardsticks(scenario(workers=groups, events=events, global_batch=120_000_000), 0)
+    found = reference_times(scenario(workers=groups, events=events, global_batch=120_000_000), 0)
 
     bound = found.equal_mean_s.sum() / found.oracle_mean_s.sum()
 
@@ -223,6 +223,6 @@ def test_what_only_depends_on_who_is_there_is_formed_once_for_them(
     ramp = {"kind": "ramp", "at": 5, "workers": 0, "speed": 0.5, "steps": 20}
     away = {"kind": "leave", "at": 30, "workers": 1}
 
-    yardsticks(scenario(events=[ramp, away]), 0)
+    reference_times(scenario(events=[ramp, away]), 0)
 
     assert [len(fleet) for fleet in formed] == [2, 1]

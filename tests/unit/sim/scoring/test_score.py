@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from evenstride.core.fleet import FloatArray
 from evenstride.sim.engine.lockstep import Decided, SimulatedSteps
-from evenstride.sim.scoring.oracle import Yardsticks
+from evenstride.sim.scoring.oracle import ReferenceTimes
 from evenstride.sim.scoring.suite import FIELDS, ScoredScenario, ScoreRow, steps_to_find
 from tests.unit.sim.clusters import scenario
 
@@ -31,12 +31,12 @@ def row(
     """Return the row of a run whose oracle takes a second for each step, and the equal split 4."""
     made = scenario(steps=STEPS, events=events or [], exchange={"lag": lag})
     ones = np.ones(STEPS)
-    sticks = Yardsticks(ones, 2 * ones, 4 * ones, 6 * ones, 2.5, np.array([40, 10]))
+    sticks = ReferenceTimes(ones, 2 * ones, 4 * ones, 6 * ones, 2.5, np.array([40, 10]))
     track = SimulatedSteps(
         mean_s, mean_s if real_s is None else real_s, np.zeros(STEPS, dtype=np.int64), [],
         decisions or [], decide_s or [],
     )  # fmt: skip
-    return replace(ScoredScenario.of(made, 7), yardsticks=sticks).row("made-up", track)
+    return replace(ScoredScenario.of(made, 7), references=sticks).row("made-up", track)
 
 
 def slow(*stretches: tuple[int, int]) -> FloatArray:

@@ -31,7 +31,7 @@ def plan_of(*faults: Fault, joins: tuple[Arrival, ...] = (), **other: Any) -> Fa
     return FaultPlan(**{**fields, **other}, faults=list(faults), joins=list(joins))
 
 
-def told(plan: FaultPlan, **left: Any) -> list[tuple[int, int, str, str]]:
+def generations(plan: FaultPlan, **left: Any) -> list[tuple[int, int, str, str]]:
     """Return (first step, last step, members, end) of each generation."""
     return [
         (one.first_step, one.last_step, "".join(one.members), one.ended_by)
@@ -47,33 +47,37 @@ def test_a_run_that_nothing_befalls_is_one_generation() -> None:
 def test_a_loss_goes_back_to_the_newest_checkpoint_and_who_is_back_comes_last(kind: Any) -> None:
     plan = plan_of(Fault(at=13, workers=["a"], kind=kind))
 
-    assert told(plan) == [(0, 13, "abc", f"{kind} a"), (10, 40, "bca", "end")]
+    assert generations(plan) == [(0, 13, "abc", f"{kind} a"), (10, 40, "bca", "end")]
     assert steps_again(simulate_plan(plan)) == 3
 
 
 def test_a_loss_just_after_a_checkpoint_costs_nothing() -> None:
     plan = plan_of(Fault(at=10, workers=["b"], kind="kill", back="never"))
 
-    assert told(plan) == [(0, 10, "abc", "kill b"), (10, 40, "ac", "end")]
+    assert generations(plan) == [(0, 10, "abc", "kill b"), (10, 40, "ac", "end")]
     assert steps_again(simulate_plan(plan)) == 0
 
 
 def test_a_loss_before_the_first_step_and_before_any_checkpoint_begins_again() -> None:
     plan = plan_of(Fault(at=0, kind="kill"), Fault(at=3, kind="kill"))
 
-    assert told(plan) == [(0, 0, "abc", "kill a"), (0, 3, "bca", "kill b"), (0, 40, "cab", "end")]
+    assert generations(plan) == [
+        (0, 0, "abc", "kill a"),
+        (0, 3, "bca", "kill b"),
+        (0, 40, "cab", "end"),
+    ]
 
 
 def test_each_fault_happens_once_though_its_step_is_trained_again() -> None:
     plan = plan_of(Fault(at=13, workers=["b"], kind="kill"), Fault(at=12, kind="kill"))
 
-    assert [end for *_, end in told(plan)] == ["kill a", "kill b", "end"]
+    assert [end for *_, end in generations(plan)] == ["kill a", "kill b", "end"]
 
 
-def test_the_leader_is_whoever_has_rank_0_by_then() -> None:
+def test_the_leader_is_the_worker_of_rank_0_at_that_time() -> None:
     plan = plan_of(Fault(at=7, kind="kill"), Fault(at=17, kind="kill"))
 
-    assert told(plan) == [
+    assert generations(plan) == [
         (0, 7, "abc", "kill a"),
         (5, 17, "bca", "kill b"),
         (15, 40, "cab", "end"),
@@ -86,15 +90,15 @@ def test_two_at_once_end_one_generation() -> None:
         Fault(at=13, workers=["a"], kind="raise"),
     )
 
-    check_message(told(plan))
+    check_message(generations(plan))
 
 
-def test_whoever_may_be_back_at_a_step_already_committed_is_back_at_once() -> None:
+def test_a_worker_that_may_return_at_a_committed_step_returns_at_once() -> None:
     plan = plan_of(
         Fault(at=13, workers=["b"], kind="kill", back=12), joins=(Arrival(at=11, workers=["d"]),)
     )
 
-    assert told(plan) == [
+    assert generations(plan) == [
         (0, 11, "abc", "join d"),
         (10, 13, "abcd", "kill b"),
         (10, 40, "acdb", "end"),
@@ -107,7 +111,7 @@ def test_an_arrival_during_a_loss_comes_with_the_next_generation() -> None:
         joins=(Arrival(at=13, workers=["d"]),),
     )
 
-    assert told(plan) == [(0, 13, "abc", "kill b, join d"), (10, 40, "acd", "end")]
+    assert generations(plan) == [(0, 13, "abc", "kill b, join d"), (10, 40, "acd", "end")]
 
 
 def test_a_loss_during_a_restart_ends_a_generation_without_a_step() -> None:
@@ -116,7 +120,7 @@ def test_a_loss_during_a_restart_ends_a_generation_without_a_step() -> None:
         Fault(at=12, workers=["c"], kind="kill", restart=True),
     )
 
-    assert told(plan) == [
+    assert generations(plan) == [
         (0, 12, "abc", "kill b"),
         (10, 10, "acb", "kill c"),
         (10, 40, "abc", "end"),
@@ -130,7 +134,7 @@ def test_a_fault_of_a_restart_waits_for_its_step_to_be_committed() -> None:
         Fault(at=22, workers=["b"], kind="kill"),
     )
 
-    assert [(first, end) for first, _, _, end in told(plan)] == [
+    assert [(first, end) for first, _, _, end in generations(plan)] == [
         (0, "kill b"),
         (10, "kill b"),
         (20, "kill c"),
@@ -141,8 +145,8 @@ def test_a_fault_of_a_restart_waits_for_its_step_to_be_committed() -> None:
 def test_a_full_disk_ends_nothing_but_its_checkpoint_is_missing_later() -> None:
     full = Fault(at=15, kind="disk-full")
 
-    assert told(plan_of(full)) == [(0, 40, "abc", "end")]
-    assert told(plan_of(full, Fault(at=17, kind="kill"))) == [
+    assert generations(plan_of(full)) == [(0, 40, "abc", "end")]
+    assert generations(plan_of(full, Fault(at=17, kind="kill"))) == [
         (0, 17, "abc", "kill a"),
         (10, 40, "bca", "end"),
     ]
@@ -151,7 +155,7 @@ def test_a_full_disk_ends_nothing_but_its_checkpoint_is_missing_later() -> None:
 def test_a_damaged_checkpoint_is_passed_over() -> None:
     plan = plan_of(Fault(at=17, kind="corrupt-newest"), Fault(at=3, kind="corrupt-newest"))
 
-    assert told(plan) == [
+    assert generations(plan) == [
         (0, 3, "abc", "corrupt-newest a"),
         (0, 17, "bca", "corrupt-newest b"),
         (10, 40, "cab", "end"),
@@ -162,7 +166,10 @@ def test_a_damaged_checkpoint_is_passed_over() -> None:
 def test_a_crash_in_a_save_counts_it_only_if_it_was_complete(completes: bool, first: int) -> None:
     crash = Fault(at=15, kind="crash-in-save", write=2, completes=completes)
 
-    assert told(plan_of(crash)) == [(0, 15, "abc", "crash-in-save a"), (first, 40, "bca", "end")]
+    assert generations(plan_of(crash)) == [
+        (0, 15, "abc", "crash-in-save a"),
+        (first, 40, "bca", "end"),
+    ]
 
 
 def test_a_crash_in_a_save_waits_for_a_save_of_its_step() -> None:
@@ -171,7 +178,7 @@ def test_a_crash_in_a_save_waits_for_a_save_of_its_step() -> None:
         Fault(at=10, workers=["b"], kind="crash-in-save", write=1),
     )
 
-    assert [end for *_, end in told(plan)] == ["kill b", "join b", "end"]
+    assert [end for *_, end in generations(plan)] == ["kill b", "join b", "end"]
 
 
 @pytest.mark.parametrize("left_at", [None, {0: 16}])
@@ -179,7 +186,7 @@ def test_a_leave_after_a_notice_trains_nothing_again(left_at: dict[int, int] | N
     plan = plan_of(Fault(at=13, workers=["b"], kind="term", back=30))
 
     leave = 16 if left_at else 13
-    assert told(plan, left_at=left_at) == [
+    assert generations(plan, left_at=left_at) == [
         (0, leave, "abc", "term b"),
         (leave, 30, "ac", "join b"),
         (30, 40, "acb", "end"),
@@ -191,10 +198,10 @@ def test_a_leave_together_with_a_loss_saves_nothing() -> None:
         Fault(at=13, workers=["b"], kind="term"), Fault(at=13, workers=["c"], kind="kill")
     )
 
-    assert told(plan) == [(0, 13, "abc", "term b, kill c"), (10, 40, "abc", "end")]
+    assert generations(plan) == [(0, 13, "abc", "term b, kill c"), (10, 40, "abc", "end")]
 
 
-def test_nobody_left_is_refused() -> None:
+def test_a_plan_that_leaves_no_worker_is_refused() -> None:
     plan = plan_of(Fault(at=13, workers=["a", "b", "c"], kind="kill", back=20))
 
     with raises_message(ConfigError, "step 13"):
@@ -214,7 +221,7 @@ def test_a_fault_of_somebody_absent_waits_until_its_step_is_trained_with_them() 
         Fault(at=7, workers=["b"], kind="kill", back=12), Fault(at=11, workers=["b"], kind="kill")
     )
 
-    assert told(plan) == [
+    assert generations(plan) == [
         (0, 7, "abc", "kill b"),
         (5, 12, "ac", "join b"),
         (10, 11, "acb", "kill b"),
@@ -258,7 +265,7 @@ def test_a_plan_travels_as_json() -> None:
     assert FaultPlan.model_validate_json(plan.model_dump_json()) == plan
 
 
-def test_what_happens_is_told_only_to_a_generation_with_a_victim() -> None:
+def test_a_fault_happens_only_in_a_generation_with_a_victim() -> None:
     plan = plan_of(Fault(at=13, workers=["b"], kind="kill"), joins=(Arrival(at=7, workers=["d"]),))
 
     assert [n for n, _ in happening(plan, ScriptedRoster.opening(plan), (), 13)] == [0]
@@ -294,8 +301,8 @@ def test_every_plan_ends_and_its_generations_fit_together(faults: list[Fault], e
         assert before.ended_by != END
         assert 0 <= before.last_step - after.first_step < every
         kept = [name for name in before.members if name in after.members]
-        told = before.ended_by.split(", ")
-        lost = {word.split()[1] for word in told if not word.startswith("join ")}
+        causes = before.ended_by.split(", ")
+        lost = {word.split()[1] for word in causes if not word.startswith("join ")}
         assert list(after.members)[: len(kept) - len(lost & set(kept))] == [
             name for name in kept if name not in lost
         ]

@@ -133,7 +133,7 @@ def test_who_stands_still_is_found_by_the_clock_and_killed(tmp_path: Path) -> No
     assert outcome.lived[0].faults == (0,)
 
 
-def test_codes_and_recoveries_are_told(tmp_path: Path) -> None:
+def test_codes_and_recoveries_are_reported(tmp_path: Path) -> None:
     plan = plan_of(Fault(at=12, workers=["b"], kind="kill"))
 
     outcome = run(plan, tmp_path)
@@ -170,7 +170,7 @@ def test_a_script_that_never_comes_up_uses_up_the_restarts(tmp_path: Path) -> No
         supervise(job)
 
 
-def test_the_deadline_ends_all_and_is_told_with_the_last_output(tmp_path: Path) -> None:
+def test_the_deadline_ends_all_and_is_reported_with_the_last_output(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     command = (script(tmp_path, WAITING), str(pipe))
@@ -180,8 +180,8 @@ def test_the_deadline_ends_all_and_is_told_with_the_last_output(tmp_path: Path) 
     with raises_message(LaunchError, "5 s"):
         supervise(job)
 
-    told, _ = reader.communicate(timeout=DEADLINE_S)
-    assert not Path(f"/proc/{told.strip()}").exists()
+    output, _ = reader.communicate(timeout=DEADLINE_S)
+    assert not Path(f"/proc/{output.strip()}").exists()
 
 
 SUPERVISING = """
@@ -258,10 +258,10 @@ print(__name__, sys.argv[1:], os.environ["MINE"], word, threading.active_count()
 print(sys.stdin.read() == "")
 """
 
-    code, told = ended(starter, text, tmp_path, MINE="5")
+    code, output = ended(starter, text, tmp_path, MINE="5")
 
     assert code == 0
-    assert told.splitlines() == ["__main__ ['--lr', '0.1'] 5 beside 1", "True", "at exit"]
+    assert output.splitlines() == ["__main__ ['--lr', '0.1'] 5 beside 1", "True", "at exit"]
 
 
 @pytest.mark.parametrize(
@@ -273,13 +273,13 @@ print(sys.stdin.read() == "")
         ("import os; os._exit(7)", 7),
     ],
 )
-def test_how_a_worker_ends_is_told(
+def test_the_end_of_a_worker_is_reported(
     starter: Starter, tmp_path: Path, text: str, expected: int
 ) -> None:
-    code, told = ended(starter, text, tmp_path)
+    code, output = ended(starter, text, tmp_path)
 
     assert code == expected
-    assert ("ValueError: broken" in told) is (expected == 1)
+    assert ("ValueError: broken" in output) is (expected == 1)
 
 
 def test_what_a_worker_started_ends_with_it(starter: Starter, tmp_path: Path) -> None:
@@ -289,9 +289,9 @@ child = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"]
 print(child.pid, flush=True)
 """
 
-    _, told = ended(starter, text, tmp_path)
+    _, output = ended(starter, text, tmp_path)
 
-    descriptor = _pidfd(int(told))
+    descriptor = _pidfd(int(output))
     if descriptor is not None:
         assert select.select([descriptor], [], [], DEADLINE_S)[0]
         os.close(descriptor)
@@ -328,10 +328,10 @@ def test_orders_and_progress_survive_their_files(tmp_path: Path) -> None:
     assert journal.progress(3, "b") == WorkerProgress(10, 10)
     own.note(11)
     own.note(12, held=True)
-    told = journal.progress(3, "b")
-    assert told is not None
-    assert (told.first_step, told.step, told.held) == (10, 12, True)
-    assert told.committed_s > 0
+    progress = journal.progress(3, "b")
+    assert progress is not None
+    assert (progress.first_step, progress.step, progress.held) == (10, 12, True)
+    assert progress.committed_s > 0
 
 
 def test_a_fault_of_two_workers_is_noted_once(tmp_path: Path) -> None:
