@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from numbers import Integral
 from typing import Any, Protocol, TypeVar
 
 from evenstride.core.arrays import Shares
@@ -106,7 +105,7 @@ def checked(move: Move, policy: Policy[Any], fleet: Fleet) -> Move:
     samples. Bounds are applied later.
     """
     shares: tuple[Any, ...] = tuple(move.shares)
-    whole = all(isinstance(share, Integral) and share >= 0 for share in shares)
+    whole = all(hasattr(share, "__index__") and share >= 0 for share in shares)
     if not whole or len(shares) != len(fleet) or sum(shares) != fleet.global_batch:
         raise ConfigError(
             f"policy {type(policy).__name__} returned the shares {shares}: expected {len(fleet)} "
