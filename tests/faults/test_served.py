@@ -84,7 +84,7 @@ def test_the_others_train_the_samples_of_a_worker_that_ended(
     assert set(ends) == {0, 2}
     assert ends[0]["weights"] == ends[2]["weights"]
     assert ends[0]["staleness"]["handed_out_again"] > 0
-    assert "nothing is saved, as worker(s) 1 are gone" in _logs(tmp_path)[0]
+    assert "no checkpoint is saved, because worker(s) 1 are lost" in _logs(tmp_path)[0]
     if fate == "worker":  # one that raises tells the servers itself, and the run may end sooner
         assert "rank 1 is gone" in _logs(tmp_path)[0]
         assert "the other ranks continue" in _logs(tmp_path)[2]
@@ -99,8 +99,8 @@ def test_a_server_that_is_killed_is_named_and_the_run_goes_on_from_the_last_save
 
     assert all(code not in (0, -9) for code in codes), _logs(tmp_path)
     for log in _logs(tmp_path).values():
-        assert "parameter server0 is gone" in log
-        assert "goes on from the newest one" in log
+        assert "parameter server0 is lost" in log
+        assert "continues from its newest checkpoint" in log
     done = _trained(tmp_path)[0]
     assert done == Counter(range(SAMPLES))
 
@@ -152,7 +152,7 @@ def test_under_launch_a_run_whose_server_an_http_request_ended_goes_on_from_the_
         _await_servers(tmp_path)
 
     assert process.returncode == 0, log
-    assert "parameter server0 is gone" in log
+    assert "parameter server0 is lost" in log
     ends = _ends(tmp_path)
     assert set(ends) == set(range(WORLD_SIZE))
     assert all(end["restored"] for end in ends.values())

@@ -107,9 +107,9 @@ def test_damage_that_one_rank_finds_is_passed_over_by_all(
     seen = ranks.run(go, 3, run)
 
     assert [one.restored for one in seen] == [2, 2, 2]
-    assert [len(_told(one, "passed over")) for one in seen] == [1, 0, 0]
-    (told,) = _told(seen[0], "passed over")
-    assert f"{newest.name} is passed over: {newest.name}/{broken} differs" in told
+    assert [len(_told(one, "is skipped")) for one in seen] == [1, 0, 0]
+    (told,) = _told(seen[0], "is skipped")
+    assert f"{newest.name} is skipped: {newest.name}/{broken} differs" in told
     _follows(seen, alone(replace(run, steps=6))[2:])
 
 

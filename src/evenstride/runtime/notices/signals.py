@@ -128,8 +128,8 @@ class Signals:
             # The C-level handler continues to write, so the pipe must stay open.
             logger.warning(
                 "evenstride: signal handlers can only be removed in the main thread; they stay "
-                "installed, but now only run the handlers that they replaced; close the run in the "
-                "main thread"
+                "installed, but only run the previous handler or action; close the run in the main "
+                "thread"
             )
             return
         self._restore(pipe[1])

@@ -1,4 +1,4 @@
-"""Runs that save, ended when their test ends."""
+"""A fixture for runs that save; it ends them after the test."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.unit.runtime.checkpoint.kept import Runs
 
 @pytest.fixture
 def runs(monkeypatch: pytest.MonkeyPatch) -> Iterator[Runs]:
-    """Make runs of one process; what fails is tried again without a pause."""
+    """Create runs of one process; failed operations are retried without a pause."""
     monkeypatch.setattr("evenstride.runtime.checkpoint.format.storage.FIRST_PAUSE_S", 0.0)
     made = Runs(monkeypatch)
     yield made

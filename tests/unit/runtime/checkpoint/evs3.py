@@ -1,4 +1,4 @@
-"""An fsspec file system for `object_store`, as s3fs is one for S3."""
+"""An fsspec file system for `object_store`, like s3fs for S3."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Unavailable(OSError):
 
 
 class _Upload(io.BytesIO):
-    """What is written is put as one object when the file is closed, unless it was discarded."""
+    """A file that becomes one object when it is closed, unless it was discarded."""
 
     def __init__(self, fs: EvS3, path: str) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ class EvS3(fsspec.AbstractFileSystem):  # type: ignore[misc]
         return self.ask("GET", path, headers={"Range": f"bytes={start or 0}-{last}"})
 
     def ls(self, path: str, detail: bool = True, **_kwargs: Any) -> list[Any]:
-        """Return what looks like a folder's contents."""
+        """Return the emulated contents of a folder."""
         path = str(self._strip_protocol(path)).rstrip("/")
         host, _, folder = path.partition("/")
         keys = json.loads(self.ask("GET", host, query=f"/?prefix={quote(folder)}/"))
@@ -87,7 +87,7 @@ class EvS3(fsspec.AbstractFileSystem):  # type: ignore[misc]
         return names
 
     def exists(self, path: str, **_: Any) -> bool:
-        """Return whether there is such an object."""
+        """Return whether the object exists."""
         try:
             self.ask("GET", path, headers={"Range": "bytes=0-0"})
         except FileNotFoundError:
@@ -100,5 +100,5 @@ class EvS3(fsspec.AbstractFileSystem):  # type: ignore[misc]
 
 
 def register() -> None:
-    """Let fsspec know ``evs3://``."""
+    """Register ``evs3://`` with fsspec."""
     fsspec.register_implementation("evs3", EvS3, clobber=True)

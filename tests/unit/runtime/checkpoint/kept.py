@@ -53,10 +53,10 @@ class MemoryStorage:
         self.files.pop(name, None)
 
     def delete_folder(self, folder: str) -> None:
-        """Nothing: a folder is there as long as a file in it is."""
+        """Do nothing: a folder exists as long as it has files."""
 
     def exists(self, name: str) -> bool:
-        """Return whether there is such a file."""
+        """Return whether the file exists."""
         return name in self.files
 
     def checkpoints(self) -> Sequence[str]:
@@ -65,11 +65,11 @@ class MemoryStorage:
 
 
 class Dead(BaseException):
-    """The process has been killed: no handler of an error does anything any more."""
+    """The process has been killed, so no error handler runs."""
 
 
 class MortalStorage(MemoryStorage):
-    """A store of a process that is killed at its n-th write, at once or half-way through.
+    """A store of a process that is killed at its n-th write, before or during it.
 
     Args:
         files: of the store, which outlives the process.
@@ -103,7 +103,7 @@ class MortalStorage(MemoryStorage):
 
 
 class HeldStorage(MemoryStorage):
-    """A store whose writes wait until they are let go."""
+    """A store whose writes wait until they are released."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -111,14 +111,14 @@ class HeldStorage(MemoryStorage):
         self.go_on.set()
 
     def write(self, name: str, chunks: Iterable[Bytes]) -> None:
-        """Write a file once it may go on."""
+        """Write a file after its release."""
         self.begun.set()
         assert self.go_on.wait(60)
         super().write(name, chunks)
 
 
 class FullStorage(MemoryStorage):
-    """A store that raises an error for every write while there is one to raise."""
+    """A store that raises its error, if it is set, for every write."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -134,14 +134,14 @@ class FullStorage(MemoryStorage):
 
 
 def hours_later(patch: pytest.MonkeyPatch) -> None:
-    """Let it be two hours later for checkpointers."""
+    """Advance the clock of checkpointers by two hours."""
     now_s = time.monotonic
     later = SimpleNamespace(monotonic=lambda: now_s() + 7200.0)
     patch.setattr("evenstride.runtime.checkpoint.checkpointer.time", later)
 
 
 def abandon(checkpoint: Checkpointer) -> None:
-    """End a checkpointer as an exception does in whose block it is."""
+    """End a checkpointer like an exception inside its ``with`` block."""
     checkpoint.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None)
 
 
@@ -169,7 +169,7 @@ class Solo:
             raise
 
     def train(self, steps: int) -> None:
-        """Train on, and let the checkpointer see each step."""
+        """Continue training, and call the checkpointer after each step."""
         while steps:
             for (x,) in self.loader:
                 self.stride.scale(self.model(x).square().mean()).backward()  # type: ignore[no-untyped-call]
@@ -181,7 +181,7 @@ class Solo:
                     break
 
     def settle(self) -> None:
-        """Wait for the save that is going on, whose outcome is taken later."""
+        """Wait for the running save; its outcome is taken later."""
         for thread in threading.enumerate():
             if thread.name == "evenstride-checkpoint":
                 thread.join()
@@ -191,11 +191,11 @@ class Solo:
         return [tensor.tolist() for tensor in self.model.state_dict().values()]
 
     def restore(self, allow: Any = ()) -> Restored | None:
-        """Restore what there is."""
+        """Restore the newest checkpoint."""
         return self.checkpoint.restore(allow)
 
     def close(self) -> None:
-        """End the run, whatever the checkpointer says."""
+        """End the run, even if the checkpointer raises."""
         if self.open:
             self.open = False
             abandon(self.checkpoint)
@@ -203,7 +203,7 @@ class Solo:
 
 
 class Runs:
-    """Makes runs, and ends them with the test."""
+    """Creates runs, and ends them with the test."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self._patch, self._made = patch, list[Solo]()
@@ -223,7 +223,7 @@ class Runs:
 
 
 class Count:
-    """Something with a state of its own."""
+    """An object with a state of its own."""
 
     def __init__(self) -> None:
         self.state: dict[str, dict[Any, float]] = {"n": {}}
@@ -233,5 +233,5 @@ class Count:
         return self.state
 
     def load_state_dict(self, state: Any) -> None:
-        """Take the state."""
+        """Load the state."""
         self.state = state

@@ -1,7 +1,7 @@
 """A small object store on loopback, with faults on request, to test against.
 
-It knows what S3 and its like have in common: an object is put as a whole or not at all, read in
-ranges, listed by prefix, deleted; there are no folders and no renaming.
+It has the common features of S3 and similar stores: atomic writes of objects, reads of ranges,
+listing by prefix, deletion. It has no folders and no renaming.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ class ObjectStore:
     """Objects in memory behind HTTP on a free port of 127.0.0.1; a context manager.
 
     ``PUT`` and ``GET /key`` (with ``Range: bytes=a-b``), ``DELETE /key``, and
-    ``GET /?prefix=p/`` for a JSON list of the keys that begin so.
+    ``GET /?prefix=p/`` for a JSON list of the keys with this prefix.
 
     Args:
         fault: called for every request with its number among those of its method, from 0 on, its
-            method and its key; returns what goes wrong, or ``None``.
+            method and its key; returns the fault, or ``None``.
     """
 
     def __init__(self, fault: Callable[[int, str, str], Fault | None] | None = None) -> None:
@@ -51,7 +51,7 @@ class ObjectStore:
         return f"127.0.0.1:{self._server.server_address[1]}"
 
     def let_go(self) -> None:
-        """Answer the requests that are held, and all that are to come."""
+        """Answer the held requests and all later ones."""
         self._go.set()
 
     def close(self) -> None:
@@ -73,14 +73,14 @@ class ObjectStore:
         self.close()
 
     def next_fault(self, method: str, key: str) -> Fault | None:
-        """Count a request, and return what goes wrong with it."""
+        """Count a request, and return its fault."""
         with self._lock:
             number = self.counts.get(method, 0)
             self.counts[method] = number + 1
             return self.fault(number, method, key)
 
     def wait(self) -> None:
-        """Wait until held requests may go on."""
+        """Wait until held requests are released."""
         self._go.wait()
 
 
@@ -135,7 +135,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(204 if self.objects.objects.pop(key, None) is not None else 404)
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
-        """Say nothing."""
+        """Log no messages."""
 
     def _begin(self, method: str) -> tuple[str, Fault | None]:
         key = unquote(urlsplit(self.path).path.lstrip("/"))
@@ -161,7 +161,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._break()
 
     def _break(self) -> None:
-        """End the connection so that the other side gets an error at once."""
+        """Reset the connection, so that the other side gets an error at once."""
         linger = struct.pack("ii", 1, 0)
         self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
         self.close_connection = True

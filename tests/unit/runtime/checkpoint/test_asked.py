@@ -1,4 +1,4 @@
-"""What cannot be saved or asked for is refused, at the start or at the first save."""
+"""Unsafe states and invalid arguments are refused, at the start or at the first save."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_a_state_that_cannot_be_loaded_again_is_refused_at_the_start(runs: Runs)
         runs(MemoryStorage(), extra={"bad": Bad()})
 
 
-def test_a_state_that_becomes_so_is_refused_at_the_first_save(runs: Runs) -> None:
+def test_a_state_that_becomes_unsafe_is_refused_at_the_first_save(runs: Runs) -> None:
     count = Count()
     run = runs(MemoryStorage(), extra={"count": count}, every=2)
     count.state["n"][0] = Count()  # type: ignore[assignment]
@@ -39,7 +39,7 @@ def test_a_state_that_becomes_so_is_refused_at_the_first_save(runs: Runs) -> Non
         run.train(3)
 
 
-def test_a_state_that_becomes_so_later_is_a_save_that_failed(
+def test_a_state_that_becomes_unsafe_later_fails_the_save(
     runs: Runs, caplog: pytest.LogCaptureFixture
 ) -> None:
     count = Count()
@@ -56,7 +56,7 @@ def test_a_state_that_becomes_so_later_is_a_save_that_failed(
 
 
 @pytest.mark.parametrize(
-    ("settings", "told"),
+    ("settings", "facts"),
     [
         ({"every": 0}, ()),
         ({"every": "often"}, ("'often'",)),
@@ -67,9 +67,9 @@ def test_a_state_that_becomes_so_later_is_a_save_that_failed(
     ids=["every 0", "every often", "keep 0", "a number as scheduler", "a name with a slash"],
 )
 def test_what_cannot_be_is_refused(
-    runs: Runs, settings: dict[str, Any], told: tuple[str, ...]
+    runs: Runs, settings: dict[str, Any], facts: tuple[str, ...]
 ) -> None:
-    with raises_message(ConfigError, *told):
+    with raises_message(ConfigError, *facts):
         runs(MemoryStorage(), **settings)
 
 
@@ -90,18 +90,18 @@ def test_what_cannot_be_is_refused(
     ],
     ids=str,
 )
-def test_how_often_is_shown_as_it_was_asked_for(every: Any, shown: str) -> None:
+def test_the_interval_is_shown_in_the_users_terms(every: Any, shown: str) -> None:
     assert str(parse_every(every)) == shown
 
 
 @given(seconds=st.floats(1e-6, 1e9))
-def test_what_differs_is_shown_to_differ(seconds: float) -> None:
+def test_different_intervals_are_shown_differently(seconds: float) -> None:
     one, other = SaveInterval(interval_s=seconds), SaveInterval(interval_s=nextafter(seconds, inf))
 
     assert str(one) != str(other)
 
 
-def test_a_model_of_ones_own_is_shown_alike_by_all_ranks() -> None:
+def test_a_custom_model_has_the_same_text_on_all_ranks() -> None:
     class Own:
         def __init__(self) -> None:
             self.survival = self.hazard_per_s = self.mean_left_s = self.quantile_s = len

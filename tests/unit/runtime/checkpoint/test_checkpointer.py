@@ -1,4 +1,4 @@
-"""A run saves beside its training, and another one goes on from there."""
+"""A run saves asynchronously, and another one continues from its checkpoint."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _steps(storage: MemoryStorage) -> list[int]:
     return sorted(name.step for text in storage.checkpoints() if (name := parse_name(text)))
 
 
-def test_a_run_goes_on_as_if_it_had_not_been_interrupted(runs: Runs) -> None:
+def test_a_restored_run_continues_exactly(runs: Runs) -> None:
     storage, whole = MemoryStorage(), runs(MemoryStorage())
     whole.train(17)
     first = runs(storage, every=4)
@@ -49,7 +49,9 @@ def test_a_run_goes_on_as_if_it_had_not_been_interrupted(runs: Runs) -> None:
     assert second.stride.state_dict() == whole.stride.state_dict()
 
 
-def test_nothing_to_restore_is_none(runs: Runs, caplog: pytest.LogCaptureFixture) -> None:
+def test_without_a_checkpoint_restore_returns_none(
+    runs: Runs, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level("INFO", "evenstride")
 
     assert runs(MemoryStorage()).restore() is None
@@ -57,7 +59,7 @@ def test_nothing_to_restore_is_none(runs: Runs, caplog: pytest.LogCaptureFixture
     check_message(caplog.messages)
 
 
-def test_random_numbers_go_on_where_they_were(runs: Runs) -> None:
+def test_random_numbers_continue_after_a_restart(runs: Runs) -> None:
     storage = MemoryStorage()
     first = runs(storage)
     torch.manual_seed(5), np.random.seed(5), random.seed(5)
@@ -97,7 +99,7 @@ def test_a_scheduler_a_scaler_and_an_average_are_restored(runs: Runs) -> None:
 
 
 def _with(runs: Runs, storage: MemoryStorage, more: Any) -> Any:
-    """Return a run with more objects to save, which it has as ``made``."""
+    """Return a run with additional objects to save, in its attribute ``made``."""
     run: Any = runs(storage)
     run.made = more(run)
     abandon(run.checkpoint)
@@ -107,7 +109,7 @@ def _with(runs: Runs, storage: MemoryStorage, more: Any) -> Any:
     return run
 
 
-def test_two_optimizers_and_one_that_remembers_nothing(runs: Runs) -> None:
+def test_two_optimizers_one_of_them_without_state(runs: Runs) -> None:
     storage = MemoryStorage()
     nets = [nn.Sequential(nn.Linear(1, 2), nn.Linear(2, 1)) for _ in range(2)]
     made: list[Solo] = []
@@ -144,7 +146,7 @@ def test_saving_never_steps_an_optimizer(runs: Runs) -> None:
     assert all(p.grad is None for p in run.model.parameters())
 
 
-def test_a_parameter_that_was_never_trained_starts_afresh(runs: Runs) -> None:
+def test_a_parameter_that_was_never_trained_has_no_state(runs: Runs) -> None:
     class Partly(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -170,7 +172,7 @@ def test_a_parameter_that_was_never_trained_starts_afresh(runs: Runs) -> None:
     assert first.weights() == second.weights()
 
 
-def test_it_keeps_the_newest_and_touches_nothing_else(runs: Runs) -> None:
+def test_the_newest_are_kept_and_other_files_are_not_touched(runs: Runs) -> None:
     storage = MemoryStorage()
     strange = {
         "notes.txt": b"mine",
@@ -190,7 +192,7 @@ def test_it_keeps_the_newest_and_touches_nothing_else(runs: Runs) -> None:
     assert not [name for name in storage.files if name.startswith("probe")]
 
 
-def test_training_goes_on_while_a_save_is_written(runs: Runs) -> None:
+def test_training_continues_during_a_save(runs: Runs) -> None:
     storage = HeldStorage()
     run, same = runs(storage, every=4), runs(MemoryStorage())
     same.train(4)
@@ -208,7 +210,7 @@ def test_training_goes_on_while_a_save_is_written(runs: Runs) -> None:
     assert again.weights() == same.weights(), "what was saved is the state of step 4"
 
 
-def test_a_save_that_is_not_done_when_the_next_is_due_is_waited_for(
+def test_a_due_save_waits_for_the_previous_one(
     runs: Runs, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     storage = HeldStorage()
@@ -231,7 +233,7 @@ def test_a_save_that_is_not_done_when_the_next_is_due_is_waited_for(
     check_message(caplog.messages)
 
 
-def test_in_the_middle_of_a_step_nothing_is_saved(runs: Runs) -> None:
+def test_a_save_within_a_step_is_refused(runs: Runs) -> None:
     run = runs(MemoryStorage())
 
     for (x,) in run.loader:
@@ -251,7 +253,7 @@ def test_saving_twice_at_a_step_makes_two_attempts(runs: Runs) -> None:
     assert [name.rpartition("-")[2] for name in storage.checkpoints()] == ["0", "1"]
 
 
-def test_what_is_asked_for_by_the_clock_is_saved_at_some_step(
+def test_a_save_that_is_due_by_the_clock_is_made_at_a_step(
     runs: Runs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     storage = MemoryStorage()
@@ -266,7 +268,7 @@ def test_what_is_asked_for_by_the_clock_is_saved_at_some_step(
     assert len(storage.checkpoints()) == 1
 
 
-def test_auto_asks_what_is_best_for_the_cost_of_a_save(runs: Runs) -> None:
+def test_auto_computes_the_interval_from_the_cost_of_a_save(runs: Runs) -> None:
     run = runs(MemoryStorage(), every="auto")
     costs: list[float] = []
     run.checkpoint.interval_s = lambda cost_s: costs.append(cost_s) or 3600.0  # type: ignore[func-returns-value]
@@ -278,7 +280,7 @@ def test_auto_asks_what_is_best_for_the_cost_of_a_save(runs: Runs) -> None:
     assert 0 < costs[1] < 1000
 
 
-def test_close_is_enough_once_and_a_context_closes(runs: Runs) -> None:
+def test_close_may_be_repeated_and_a_context_closes(runs: Runs) -> None:
     storage = MemoryStorage()
     run = runs(storage, every=2)
 
@@ -303,7 +305,7 @@ def test_a_folder_of_the_file_system(runs: Runs, tmp_path: Path) -> None:
     assert len(list((tmp_path / "not" / "yet").glob("step-*"))) == 2
 
 
-def test_an_error_of_the_store_is_told_once_and_tried_again(
+def test_an_error_of_the_store_is_reported_once_and_the_save_is_retried(
     runs: Runs, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "evenstride")
@@ -317,17 +319,17 @@ def test_an_error_of_the_store_is_told_once_and_tried_again(
     run.train(5)
     run.checkpoint.close()
 
-    # Tried at 1 and 2, one left out, at 4, three left out, at 8 and from then on.
+    # Tried at 1 and 2, one skipped, at 4, three skipped, at 8 and from then on.
     assert _steps(storage) == [8, 9]
     assert caplog.text.count("was not saved") == 1
-    check_message(lines_with("\n".join(caplog.messages), "not saved", "saved again"))
-    assert "saved again" in caplog.text
+    check_message(lines_with("\n".join(caplog.messages), "not saved", "works again"))
+    assert "works again" in caplog.text
     assert run.checkpoint.report()["left_out"] == 4
 
 
 @pytest.mark.parametrize("span_bytes", [1, 16, 100, 10**6])
 @pytest.mark.parametrize("gap_bytes", [0, 40, 10**6])
-def test_what_is_read_at_once_makes_no_difference(
+def test_the_size_of_reads_does_not_change_the_result(
     runs: Runs, monkeypatch: pytest.MonkeyPatch, span_bytes: int, gap_bytes: int
 ) -> None:
     storage = MemoryStorage()
@@ -350,7 +352,7 @@ def test_what_is_read_at_once_makes_no_difference(
     assert second.weights() == first.weights()
 
 
-def test_parameters_are_shared_out_and_buffers_are_the_leaders(runs: Runs) -> None:
+def test_parameters_are_split_over_the_ranks_and_buffers_come_from_the_leader(runs: Runs) -> None:
     run = runs(MemoryStorage(), net=nn.Sequential(nn.Linear(1, 2), nn.BatchNorm1d(2)))
     run.train(1)
 

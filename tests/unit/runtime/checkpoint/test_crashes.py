@@ -1,4 +1,4 @@
-"""Whatever a save dies of, and wherever: the checkpoint before is found, or this one is."""
+"""After a crash at any point of a save, this checkpoint or the previous one is found."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from evenstride.runtime.checkpoint.format.manifest import parse_name
 from tests.messages import check_message, lines_with
 from tests.unit.runtime.checkpoint.kept import Dead, MemoryStorage, MortalStorage, Runs, Solo
 
-# A save writes tensors, items, the table of contents and the manifest.
+# A save writes tensors, items, the index and the manifest.
 WRITES_OF_A_SAVE = 4
 
 
@@ -19,7 +19,7 @@ def _dies(run: Solo) -> None:
 
 @pytest.mark.parametrize("half", [False, True])
 @pytest.mark.parametrize("after", range(WRITES_OF_A_SAVE + 1))
-def test_a_run_that_is_killed_while_it_saves_goes_on_from_the_save_before(
+def test_a_run_that_is_killed_during_a_save_continues_from_the_previous_one(
     runs: Runs, after: int, half: bool
 ) -> None:
     storage = MemoryStorage()
@@ -49,7 +49,7 @@ def test_a_run_that_is_killed_while_it_saves_goes_on_from_the_save_before(
 
 @pytest.mark.parametrize("half", [False, True])
 @pytest.mark.parametrize("after", range(WRITES_OF_A_SAVE))
-def test_a_run_that_is_killed_in_its_first_save_starts_anew(
+def test_a_run_that_is_killed_in_its_first_save_starts_from_scratch(
     runs: Runs, after: int, half: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     mortal = MortalStorage({}, None, half=half)
@@ -62,7 +62,7 @@ def test_a_run_that_is_killed_in_its_first_save_starts_anew(
 
     assert again.restore() is None
     unfinished = [name for name in mortal.list() if parse_name(name)]
-    assert ("whose saving did not end" in caplog.text) == bool(unfinished)
+    assert ("unfinished" in caplog.text) == bool(unfinished)
 
 
 def test_a_writer_that_wakes_up_late_does_not_complete_its_checkpoint(
@@ -115,7 +115,7 @@ def test_a_late_writer_deletes_nothing_of_a_later_run(runs: Runs) -> None:
     assert {name: storage.files.get(name) for name in before} == before
 
 
-def test_the_dead_are_dead() -> None:
+def test_a_killed_store_makes_no_more_writes() -> None:
     storage = MortalStorage({}, 0, half=True)
 
     with pytest.raises(Dead):

@@ -1,4 +1,4 @@
-"""What a Checkpointer refuses before it begins and after it has ended."""
+"""Calls that a Checkpointer refuses at its creation and after its end."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.messages import check_message, raises_message
 from tests.unit.runtime.checkpoint.kept import MemoryStorage, Runs
 
 
-def test_after_close_nothing_is_saved_any_more(runs: Runs) -> None:
+def test_a_closed_checkpointer_refuses_calls(runs: Runs) -> None:
     storage = MemoryStorage()
     run = runs(storage, every=2)
     run.train(2)
@@ -38,7 +38,7 @@ def test_after_close_nothing_is_saved_any_more(runs: Runs) -> None:
     assert storage.files == before
 
 
-def test_a_signal_does_again_what_it_did_before_once_all_is_saved(runs: Runs) -> None:
+def test_close_restores_signal_handlers(runs: Runs) -> None:
     former = signal.getsignal(signal.SIGTERM)
     run = runs(MemoryStorage(), every=2)
     during = signal.getsignal(signal.SIGTERM)
@@ -47,7 +47,7 @@ def test_a_signal_does_again_what_it_did_before_once_all_is_saved(runs: Runs) ->
     assert signal.getsignal(signal.SIGTERM) == former
 
 
-def test_a_second_one_is_refused_until_the_first_is_closed(runs: Runs) -> None:
+def test_a_second_checkpointer_is_refused_until_the_first_is_closed(runs: Runs) -> None:
     run = runs(MemoryStorage(), every=2)
     made = {"model": run.model, "optimizer": run.optimizer}
     with raises_message(ConfigError):
@@ -56,7 +56,7 @@ def test_a_second_one_is_refused_until_the_first_is_closed(runs: Runs) -> None:
     Checkpointer("memory://second", run.stride, **made).close()
 
 
-def test_a_setting_that_is_refused_leaves_room_for_another(runs: Runs) -> None:
+def test_after_a_refused_setting_another_checkpointer_can_be_created(runs: Runs) -> None:
     run = runs(MemoryStorage(), every=2)
     made = {"model": run.model, "optimizer": run.optimizer}
     run.checkpoint.close()
@@ -68,7 +68,7 @@ def test_a_setting_that_is_refused_leaves_room_for_another(runs: Runs) -> None:
     second.close()
 
 
-def test_what_a_checkpoint_knows_of_workers_is_taken_up_before_the_first_step_only(
+def test_worker_profiles_are_recalled_only_before_the_first_step(
     runs: Runs,
 ) -> None:
     run = runs(MemoryStorage(), every=100)
@@ -80,24 +80,24 @@ def test_what_a_checkpoint_knows_of_workers_is_taken_up_before_the_first_step_on
     assert ties.remember()["losses"]["failures"] == 5
 
 
-def test_time_in_which_ranks_agree_is_not_work(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_of_agreements_is_waiting_time(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     run = runs(MemoryStorage(), every=100)
-    ties, told = RunBinding(run.stride), list[str]()
+    ties, reported = RunBinding(run.stride), list[str]()
 
     @contextmanager
     def waiting() -> Iterator[None]:
-        told.append("waits")
+        reported.append("waits")
         yield
-        told.append("works")
+        reported.append("works")
 
     monkeypatch.setattr(ties, "waiting", waiting)
 
     def judge(shown: list[dict[str, Any]]) -> dict[str, Any]:
-        told.append("judges")
+        reported.append("judges")
         return shown[0]
 
     ties.agree("a call", dict, judge)
-    assert told == ["waits", "judges", "works"]
+    assert reported == ["waits", "judges", "works"]
 
 
 def test_an_optimizer_that_needs_a_closure_is_refused() -> None:
@@ -109,7 +109,9 @@ def test_an_optimizer_that_needs_a_closure_is_refused() -> None:
     stride.close()
 
 
-def test_to_restore_before_there_is_data_is_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_restoring_before_a_loader_exists_causes_a_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     stride = evenstride.Stride(global_batch=4)
     model = nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters())
@@ -121,7 +123,7 @@ def test_to_restore_before_there_is_data_is_told(caplog: pytest.LogCaptureFixtur
     stride.close()
 
 
-def test_how_often_may_follow_from_a_model_of_ones_own(runs: Runs) -> None:
+def test_the_interval_may_follow_from_a_custom_model(runs: Runs) -> None:
     saving = Saving(lifetime=Exponential(3600.0), longest_s=300.0)
     assert parse_every(saving).saving is saving
     hourly, daily = (runs(MemoryStorage(), every=every).checkpoint for every in (saving, "auto"))

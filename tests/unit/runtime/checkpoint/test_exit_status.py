@@ -1,4 +1,4 @@
-"""The stream by which a program's end is told to be wrong is otherwise the one it was."""
+"""The stream that fails at a program's end otherwise behaves like the wrapped one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from evenstride.runtime.checkpoint.endings import end_in_error, last_wait_s
 
 
 class Stream(io.StringIO):
-    """A stream that counts how often it was flushed."""
+    """A stream that counts its flushes."""
 
     flushed = 0
 
@@ -23,7 +23,7 @@ class Stream(io.StringIO):
         super().flush()
 
 
-def test_what_was_printed_is_flushed_before_the_error_is_told(
+def test_output_is_flushed_before_the_error_is_raised(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     stream, error = Stream(), ValueError("not saved")
@@ -34,13 +34,13 @@ def test_what_was_printed_is_flushed_before_the_error_is_told(
     with pytest.raises(ValueError, match="not saved") as raised:
         sys.stdout.flush()
 
-    told: Any = sys.stdout
+    wrapped: Any = sys.stdout
     assert raised.value is error
     assert stream.flushed == 1
-    assert stream.getvalue() == told.getvalue() == "the last words\n"
+    assert stream.getvalue() == wrapped.getvalue() == "the last words\n"
 
 
-def test_a_save_that_a_lost_rank_took_part_in_gets_little_time() -> None:
+def test_a_save_with_a_lost_rank_gets_a_short_wait() -> None:
     lost = (WorkerLost("rank 1 is gone"), RuntimeError("[gloo] Connection closed by peer"))
 
     assert all(last_wait_s(error) < last_wait_s(ValueError("bad")) for error in lost)

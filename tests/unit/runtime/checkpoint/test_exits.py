@@ -1,4 +1,4 @@
-"""How a program ends tells whether its newest state is saved."""
+"""The end of a program shows whether its newest state is saved."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_a_program_that_ends_without_close_finishes_the_save(tmp_path: Path) -> 
     assert (tmp_path / "kept" / name / "manifest.json").exists()
 
 
-def test_a_program_that_ends_with_an_unsaved_state_says_so_by_its_exit_code(tmp_path: Path) -> None:
+def test_a_program_with_an_unsaved_state_has_its_own_exit_code(tmp_path: Path) -> None:
     done = _exit(tmp_path, before=BREAK.format(tmp_path / "moved"))
 
     assert done.returncode == 120
@@ -52,7 +52,7 @@ def test_a_program_that_ends_with_an_unsaved_state_says_so_by_its_exit_code(tmp_
     check_message(done.stdout)
 
 
-def test_what_python_shows_of_an_unsaved_state_says_what_it_is(tmp_path: Path) -> None:
+def test_the_ignored_error_names_the_unsaved_state(tmp_path: Path) -> None:
     done = _exit(tmp_path, before=BREAK.format(tmp_path / "moved"))
 
     shown = done.stderr.partition("Exception ignored")[2]

@@ -1,4 +1,4 @@
-"""Full disks and folders that cannot be written: training goes on, and it is told."""
+"""With a full disk or an unwritable folder, training continues and the failure is reported."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _steps(folder: Path) -> list[int]:
     return sorted(name.step for name in names if name is not None)
 
 
-def test_a_disk_that_runs_full_costs_the_checkpoint_and_not_the_run(
+def test_a_full_disk_fails_the_save_but_not_the_run(
     runs: Runs, small_disk: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     run = runs(small_disk, every=2, keep=1)
@@ -65,7 +65,7 @@ def test_a_disk_that_runs_full_costs_the_checkpoint_and_not_the_run(
     assert _steps(small_disk) == [4]
 
 
-def test_a_limit_on_the_size_of_files_is_such_a_failure(runs: Runs, tmp_path: Path) -> None:
+def test_a_limit_on_file_sizes_fails_the_save_only(runs: Runs, tmp_path: Path) -> None:
     run = runs(tmp_path, every=2)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -81,7 +81,7 @@ def test_a_limit_on_the_size_of_files_is_such_a_failure(runs: Runs, tmp_path: Pa
     assert _steps(tmp_path) == []
 
 
-def test_a_folder_that_cannot_be_written_is_told_at_once_and_tried_nevertheless(
+def test_an_unwritable_folder_is_reported_at_once_and_saves_still_try(
     runs: Runs, small_disk: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     remount = ["mount", "-o", "remount,{}", str(small_disk)]
@@ -100,7 +100,7 @@ def test_a_folder_that_cannot_be_written_is_told_at_once_and_tried_nevertheless(
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_a_folder_without_permission_is_told(
+def test_a_folder_without_permission_is_reported(
     runs: Runs, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     tmp_path.chmod(0o500)
@@ -110,7 +110,7 @@ def test_a_folder_without_permission_is_told(
     assert "Permission denied" in caplog.text
 
 
-def test_a_full_disk_is_not_tried_again_at_once_and_a_busy_store_is(runs: Runs) -> None:
+def test_writes_are_retried_at_once_only_after_temporary_errors(runs: Runs) -> None:
     storage = FullStorage()
     run = runs(storage)
 
@@ -127,7 +127,7 @@ def test_a_full_disk_is_not_tried_again_at_once_and_a_busy_store_is(runs: Runs) 
     run.checkpoint.close()
 
 
-def test_the_leader_asks_for_another_try_soon(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_leader_requests_another_save_soon(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     storage = FullStorage()
     run = runs(storage, every=1000)
     storage.error = OSError(errno.ENOSPC, "full")
@@ -145,13 +145,13 @@ def test_the_leader_asks_for_another_try_soon(runs: Runs, monkeypatch: pytest.Mo
     assert len(storage.checkpoints()) == 1
 
 
-def test_what_is_asked_for_is_saved_in_spite_of_failures(
+def test_a_requested_save_is_made_despite_failures(
     runs: Runs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     storage = FullStorage()
     run = runs(storage, every=1)
     storage.error = OSError(errno.ENOSPC, "full")
-    run.train(4)  # fails at 1, 2 and 4: three are left out next
+    run.train(4)  # fails at 1, 2 and 4: the next three are skipped
     run.settle()
     storage.error = None
     hours_later(monkeypatch)

@@ -1,4 +1,4 @@
-"""A checkpoint with fitting digests and impossible content is refused before anything changes."""
+"""A checkpoint with correct digests and invalid content is refused before any state changes."""
 
 from __future__ import annotations
 
@@ -104,28 +104,28 @@ VALUES: dict[str, tuple[tuple[str, ...], Any]] = {
     "a negative length": (("stride", "length"), -1),
     "a batch of 0 before": (("stride", "batches"), [[0, 0]]),
     "negative parts": (("stride", "parts"), [-1]),
-    "a stretch outside of the data": (("stride", "left"), _left([[0, 99]])),
-    "stretches that overlap": (("stride", "left"), _left([[0, 9], [5, 12]])),
-    "a stretch backwards": (("stride", "left"), _left([[9, 3]])),
-    "files of ranks that are none": (("files", "tensors-00007.bin"), INFO),
+    "a range outside of the data": (("stride", "left"), _left([[0, 99]])),
+    "overlapping ranges": (("stride", "left"), _left([[0, 9], [5, 12]])),
+    "a reversed range": (("stride", "left"), _left([[9, 3]])),
+    "files of ranks that do not exist": (("files", "tensors-00007.bin"), INFO),
     "no ranks": (("world_size",), 0),
-    "a time that is none": (("created_unix_s",), float("inf")),
+    "an invalid time": (("created_unix_s",), float("inf")),
     "files beyond the folder": (("files", "../../etc/passwd"), INFO),
     "files of the system": (("files", "/etc/passwd"), INFO),
     "another checkpoint's file": (("files", "../step-1/tensors-00000.bin"), INFO),
     "a file of another kind": (("files", "model.pt"), INFO),
     "a manifest of itself": (("files", "manifest.json"), INFO),
-    "a name that ends a line": (("files", "metadata.json\n"), INFO),
+    "a name with a line end": (("files", "metadata.json\n"), INFO),
     "a size below 0": (("files", "metadata.json", "size_bytes"), -1),
     "a huge size": (("files", "metadata.json", "size_bytes"), 2**63),
-    "a digest that is none": (("files", "metadata.json", "digest"), "../x"),
+    "an invalid digest": (("files", "metadata.json", "digest"), "../x"),
     "a worker without a host": (("workers", "profiles"), [{"host": ["x"]}]),
-    "losses that are none": (("workers", "losses"), {"failures": -1, "expected": 0.0}),
+    "invalid losses": (("workers", "losses"), {"failures": -1, "expected": 0.0}),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("what", sorted(VALUES))
-def test_a_manifest_with_an_impossible_value_is_refused(
+def test_a_manifest_with_an_invalid_value_is_refused(
     runs: Runs, kept: tuple[MemoryStorage, str], what: str
 ) -> None:
     storage, name = kept
@@ -133,14 +133,16 @@ def test_a_manifest_with_an_impossible_value_is_refused(
     plain = _manifest(storage, name)
     plain["files"].setdefault(path[-1], {}) if path[0] == "files" else None
     plain["stride"].setdefault("batches", [[0, 4]])
-    if what != "files of ranks that are none":
+    if what != "files of ranks that do not exist":
         plain["world_size"] = 9  # so that the number of files is not the reason
     storage.files[f"{name}/manifest.json"] = sealed(_with(plain, path, value))
 
-    _refused(runs(storage), f"checkpoint {name} was not written by evenstride, .*: its manifest ")
+    _refused(runs(storage), f"checkpoint {name} has correct digests, but was .*: its manifest ")
 
 
-def test_a_manifest_without_a_table_is_refused(runs: Runs, kept: tuple[MemoryStorage, str]) -> None:
+def test_a_manifest_without_an_index_is_refused(
+    runs: Runs, kept: tuple[MemoryStorage, str]
+) -> None:
     storage, name = kept
     plain = _manifest(storage, name)
     del plain["files"]["metadata.json"]
@@ -149,7 +151,7 @@ def test_a_manifest_without_a_table_is_refused(runs: Runs, kept: tuple[MemorySto
     _refused(runs(storage), "does not list metadata.json")
 
 
-def test_what_a_later_version_adds_to_a_manifest_is_no_harm(
+def test_further_fields_of_a_later_version_are_ignored(
     runs: Runs, kept: tuple[MemoryStorage, str]
 ) -> None:
     storage, name = kept
@@ -160,7 +162,7 @@ def test_what_a_later_version_adds_to_a_manifest_is_no_harm(
     assert runs(storage).restore() is not None
 
 
-def test_a_huge_manifest_is_not_read_as_a_whole(
+def test_a_huge_manifest_is_not_read_completely(
     runs: Runs, kept: tuple[MemoryStorage, str]
 ) -> None:
     storage, _ = kept
@@ -179,7 +181,7 @@ def test_a_huge_manifest_is_not_read_as_a_whole(
 
 @pytest.mark.parametrize("file", ["manifest.json", "metadata.json", "items-00000.jsonl"])
 @pytest.mark.parametrize("data", [DEEP, "NaN", "1e999", "9" * 5000, "[", "null", '""', "\0", "[]"])
-def test_json_that_nobody_writes_is_refused(
+def test_unusual_json_is_refused(
     runs: Runs, kept: tuple[MemoryStorage, str], file: str, data: str
 ) -> None:
     storage, name = kept
@@ -241,14 +243,14 @@ TABLES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("what", sorted(TABLES))
-def test_a_table_whose_parts_do_not_make_its_tensors_is_refused(what: str) -> None:
+def test_an_index_whose_parts_do_not_cover_its_tensors_is_refused(what: str) -> None:
     tensors = TABLES[what]
 
     with raises_message(CheckpointDamaged):
         decode_table(to_bytes({"tensors": tensors, "items": {}}), {"f": 16})
 
 
-def test_items_and_tensors_have_names_and_bytes_of_their_own() -> None:
+def test_items_and_tensors_do_not_share_names_or_bytes() -> None:
     for items in ({"t": ["f", 16, 4]}, {"i": ["f", 8, 12]}, {"i": ["f", 16, 4], "j": ["f", 19, 1]}):
         with raises_message(CheckpointDamaged):
             decode_table(to_bytes({"tensors": {"t": TENSOR}, "items": items}), {"f": 20})
@@ -301,8 +303,8 @@ def test_a_dtype_that_cannot_be_read_is_refused(
 ) -> None:
     storage, name = kept
     table = json.loads(storage.files[f"{name}/metadata.json"])
-    told = table["tensors"]["model/bias"]
-    told["dtype"] = dtype
+    reported = table["tensors"]["model/bias"]
+    reported["dtype"] = dtype
     _forge(storage, name, "metadata.json", to_bytes(table))
 
     _refused(runs(storage))
@@ -340,12 +342,12 @@ def _item_forged(storage: MemoryStorage, name: str, key: str, change: Change) ->
 
 
 @pytest.mark.parametrize("what", sorted(GENERATORS))
-def test_a_state_of_generators_that_is_none_is_refused(
+def test_an_invalid_random_state_is_refused(
     runs: Runs, kept: tuple[MemoryStorage, str], what: str
 ) -> None:
     _item_forged(*kept, "random/0", GENERATORS[what])
 
-    _refused(runs(kept[0]), "the state of a random generator cannot be read")
+    _refused(runs(kept[0]), "the state of a random generator is invalid")
 
 
 def _model(state: Any, name: str, value: Any) -> Any:
@@ -368,8 +370,8 @@ STATES: dict[str, tuple[str, Change]] = {
     "no weight": ("model", lambda state: _model(state, "weight", None)),
     "a list for the optimizer": ("optimizer", lambda _: []),
     "no groups": ("optimizer", lambda state: {"state": state["state"]}),
-    "groups that are none": ("optimizer", lambda s: {**s, "param_groups": [3]}),
-    "parameters that are none": ("optimizer", lambda s: {**s, "param_groups": [{"params": 3}]}),
+    "invalid groups": ("optimizer", lambda s: {**s, "param_groups": [3]}),
+    "invalid parameters": ("optimizer", lambda s: {**s, "param_groups": [{"params": 3}]}),
     "a state that is a number": ("optimizer", lambda s: {**s, "state": {"bias": 3}}),
     "no state of one parameter": (
         "optimizer",
@@ -389,7 +391,7 @@ STATES: dict[str, tuple[str, Change]] = {
 
 
 @pytest.mark.parametrize("what", sorted(STATES))
-def test_a_state_of_another_form_is_refused(
+def test_a_state_of_another_structure_is_refused(
     runs: Runs, kept: tuple[MemoryStorage, str], what: str
 ) -> None:
     key, change = STATES[what]

@@ -1,4 +1,4 @@
-"""A save that fails gives its space back, unless another rank may have completed it."""
+"""A failed save frees its space, unless another rank may have completed it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NAME = Name(20, "0123456789ab", 0)
 
 
 def _failed(monkeypatch: pytest.MonkeyPatch, failure: BaseException) -> set[str]:
-    """Return the files that a rank leaves whose save fails after it has written them."""
+    """Return the files that remain after a rank's save has failed."""
     storage = MemoryStorage()
 
     def write(*_: Any) -> None:
@@ -35,14 +35,14 @@ def _failed(monkeypatch: pytest.MonkeyPatch, failure: BaseException) -> set[str]
     return set(storage.files)
 
 
-def test_a_failure_that_all_ranks_know_of_gives_the_space_back(
+def test_a_failure_known_to_all_ranks_frees_the_space(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     known = CheckpointException("", {0: (OSError("full"), cast(Any, None))})
     assert not _failed(monkeypatch, known)
 
 
-def test_a_rank_that_lost_touch_with_the_others_leaves_its_files(
+def test_a_disconnected_rank_keeps_its_files(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     left = _failed(monkeypatch, RuntimeError("Connection closed by peer"))

@@ -1,4 +1,4 @@
-"""A checkpoint of another run is refused, naming the difference; what is safe can be allowed."""
+"""A checkpoint of another run is refused with the difference; safe differences can be allowed."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def _saved(runs: Runs, steps: int, **settings: Any) -> tuple[MemoryStorage, Solo
     return storage, run
 
 
-def _refused(run: Solo, told: str, allow: Any = ()) -> None:
-    """Check that restoring is refused, and changes nothing."""
+def _refused(run: Solo, text: str, allow: Any = ()) -> None:
+    """Check that restoring is refused and changes no state."""
     before = run.weights(), run.stride.state_dict(), run.optimizer.state_dict()
     random = torch.get_rng_state()
 
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=text):
         run.restore(allow)
 
     assert (run.weights(), run.stride.state_dict()) == before[:2]
@@ -37,21 +37,21 @@ def _refused(run: Solo, told: str, allow: Any = ()) -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "told"),
+    ("settings", "text"),
     [
-        ({"batch": 8}, r"with global_batch 4, and this run has 8; .*allow=\(\"global_batch\",\)"),
-        ({"seed": 1}, r"with seed 0, and this run has 1; .*allow=\(\"seed\",\)"),
-        ({"rows": 44}, r"with number of samples 40, and this run has 44; .*allow=\(\"data\",\)"),
+        ({"batch": 8}, r"with global_batch 4, but this run has 8; .*allow=\(\"global_batch\",\)"),
+        ({"seed": 1}, r"with seed 0, but this run has 1; .*allow=\(\"seed\",\)"),
+        ({"rows": 44}, r"with number of samples 40, but this run has 44; .*allow=\(\"data\",\)"),
         ({"shift": 0.5}, r"first, middle and last samples of digest .*allow=\(\"data\",\)"),
     ],
     ids=str,
 )
-def test_another_run_is_refused_by_the_difference_and_the_flag(
-    runs: Runs, settings: dict[str, Any], told: str
+def test_another_run_is_refused_with_the_difference_and_the_flag(
+    runs: Runs, settings: dict[str, Any], text: str
 ) -> None:
     storage, _ = _saved(runs, 3)
 
-    _refused(runs(storage, **settings), told)
+    _refused(runs(storage, **settings), text)
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_what_is_allowed_is_restored(
     run.train(20)
 
 
-def test_another_batch_goes_on_at_the_same_sample(runs: Runs) -> None:
+def test_another_batch_continues_at_the_same_sample(runs: Runs) -> None:
     storage, _ = _saved(runs, 3)
     run = runs(storage, batch=8)
     run.restore("global_batch")
@@ -95,16 +95,16 @@ def test_another_batch_goes_on_at_the_same_sample(runs: Runs) -> None:
     assert run.stride.state_dict()["position"] == 3 * 4 + 3 * 8
 
 
-def test_another_seed_in_mid_epoch_is_refused_whatever_is_allowed(runs: Runs) -> None:
+def test_another_seed_in_mid_epoch_is_always_refused(runs: Runs) -> None:
     storage, _ = _saved(runs, 3)
 
     _refused(runs(storage, seed=1), "some would be trained twice", allow=("seed",))
 
 
-def test_a_flag_that_does_not_exist_is_refused(runs: Runs) -> None:
+def test_an_unknown_flag_is_refused(runs: Runs) -> None:
     storage, _ = _saved(runs, 3)
 
-    _refused(runs(storage), "what can be allowed to differ is data, global_batch, seed", "model")
+    _refused(runs(storage), "expected one or more of data, global_batch, seed", "model")
 
 
 class Wider(nn.Module):
@@ -115,24 +115,24 @@ class Wider(nn.Module):
         self.weight, self.more = nn.Parameter(torch.zeros(5, 1)), nn.Parameter(torch.zeros(2))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return something that depends on everything."""
+        """Return an output that depends on all parameters."""
         return x @ self.weight.T + self.more.sum()
 
 
-def test_another_model_is_refused_by_its_first_differences(runs: Runs) -> None:
+def test_another_model_is_refused_with_its_first_differences(runs: Runs) -> None:
     storage, _ = _saved(runs, 3)
 
     _refused(
         runs(storage, net=Wider()),
-        r"model/more is not in the checkpoint; model/bias is in the checkpoint only; model/weight "
-        r"is \(5, 1\) here and \(3, 1\) in the checkpoint; make them as they were",
+        r"model/more is not in the checkpoint; model/bias is only in the checkpoint; model/weight "
+        r"has shape \(5, 1\) here and \(3, 1\) in the checkpoint",
     )
 
 
-def test_of_many_differences_some_are_named(runs: Runs) -> None:
+def test_the_first_of_many_differences_are_named(runs: Runs) -> None:
     storage, _ = _saved(runs, 3)
 
-    _refused(runs(storage, net=nn.Sequential(*[nn.Linear(1, 1) for _ in range(9)])), "and 15 more;")
+    _refused(runs(storage, net=nn.Sequential(*[nn.Linear(1, 1) for _ in range(9)])), "and 15 more")
 
 
 def test_another_optimizer_is_refused(runs: Runs) -> None:
@@ -140,7 +140,7 @@ def test_another_optimizer_is_refused(runs: Runs) -> None:
 
     _refused(
         runs(storage, optimizer=lambda p: torch.optim.Adam(p)),
-        r"optimizer/state/\w+/momentum_buffer .* has no counterpart here",
+        r"optimizer/state/\w+/momentum_buffer .* is only in the checkpoint",
     )
 
 
@@ -158,7 +158,7 @@ def test_an_object_that_was_not_saved_is_refused(runs: Runs) -> None:
 
     _refused(
         runs(storage, extra={"b": nn.Linear(1, 1)}),
-        "extra/b was not saved: the checkpoint has extra/a; leave it out",
+        "extra/b is not in the checkpoint, which has extra/a; leave it out",
     )
 
 
@@ -173,7 +173,7 @@ def test_a_restore_inside_the_loop_is_refused(runs: Runs) -> None:
 
 
 class Noisy(Dataset[Any]):
-    """Augments from a generator of its own, which nobody seeds."""
+    """Augments with its own, unseeded generator."""
 
     def __init__(self) -> None:
         self._generator = torch.Generator()
@@ -186,7 +186,7 @@ class Noisy(Dataset[Any]):
 
 
 class Seeded(Dataset[Any]):
-    """Augments from the global generators."""
+    """Augments with the global generators."""
 
     def __len__(self) -> int:
         return 10
@@ -196,7 +196,7 @@ class Seeded(Dataset[Any]):
 
 
 class Odd(Dataset[Any]):
-    """Its samples are of a kind of their own, or cannot be loaded."""
+    """Has samples of an unknown type, or that cannot be loaded."""
 
     def __init__(self, sample: Any) -> None:
         self._sample = sample
@@ -219,13 +219,13 @@ def test_random_augmentation_is_no_difference() -> None:
 @pytest.mark.parametrize(
     "sample", [object(), OSError("not on this machine")], ids=["an object", "an error"]
 )
-def test_a_sample_that_tells_nothing_has_no_digest(sample: Any) -> None:
-    told = describe(Odd(sample), 0)
+def test_a_sample_of_an_unknown_type_has_no_digest(sample: Any) -> None:
+    description = describe(Odd(sample), 0)
 
-    assert told == {"kind": f"{__name__}.Odd", "length": 3}
+    assert description == {"kind": f"{__name__}.Odd", "length": 3}
 
 
-def test_a_look_at_the_data_draws_no_random_number() -> None:
+def test_describing_the_data_draws_no_random_number() -> None:
     before = torch.get_rng_state()
 
     describe(Seeded(), 0)
@@ -233,7 +233,7 @@ def test_a_look_at_the_data_draws_no_random_number() -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_the_same_bytes_of_another_type_are_other_data() -> None:
+def test_the_same_bytes_of_another_type_have_another_digest() -> None:
     a = TensorDataset(torch.zeros(4, 2))
     b = TensorDataset(torch.zeros(4, 1, dtype=torch.float64))
 

@@ -1,4 +1,4 @@
-"""A `Checkpointer` in a run of a command writes to the command's folder, and only there."""
+"""A `Checkpointer` in a run of a command writes only to the command's folder."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def own(folder: Path) -> Path:
 
 @pytest.fixture
 def trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A command's folder, which the environment names."""
+    """A command's folder, set in the environment."""
     monkeypatch.setenv("EVENSTRIDE_CHECKPOINTS", str(tmp_path / "trial"))
     return tmp_path / "trial"
 
@@ -54,11 +54,11 @@ def test_the_scripts_checkpoints_are_neither_restored_nor_changed(
     assert [path.name[:14] for path in own(trial).glob("step-*")] == ["step-000000006"]
     line = f"Checkpoints of this run go to {own(trial)}; those in {saved} are not read or changed."
     assert caplog.messages.count(line) == 1
-    told = json.loads((trial / NOTES).read_text())
-    assert told == {"folder": str(own(trial)), "replaced": str(saved), "read": False}
+    reported = json.loads((trial / NOTES).read_text())
+    assert reported == {"folder": str(own(trial)), "replaced": str(saved), "read": False}
 
 
-def test_a_run_starts_from_the_scripts_checkpoint_if_asked_and_goes_on_from_its_own(
+def test_a_run_starts_from_the_scripts_checkpoint_on_request(
     saved: Path, trial: Path, runs: Runs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("EVENSTRIDE_RESTORE", "1")
@@ -77,7 +77,7 @@ def test_a_run_starts_from_the_scripts_checkpoint_if_asked_and_goes_on_from_its_
     assert contents(saved) == before
 
 
-def test_damage_in_the_scripts_folder_is_passed_over_and_left(
+def test_damage_in_the_scripts_folder_is_skipped(
     saved: Path, trial: Path, runs: Runs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("EVENSTRIDE_RESTORE", "1")
@@ -94,7 +94,7 @@ def test_damage_in_the_scripts_folder_is_passed_over_and_left(
     assert contents(saved) == before
 
 
-def test_folders_of_one_script_stay_apart(trial: Path, tmp_path: Path, runs: Runs) -> None:
+def test_folders_of_one_script_stay_separate(trial: Path, tmp_path: Path, runs: Runs) -> None:
     for folder in ("a/last", "b/last"):
         run = runs(tmp_path / folder)
         run.train(1)
@@ -105,7 +105,7 @@ def test_folders_of_one_script_stay_apart(trial: Path, tmp_path: Path, runs: Run
     assert not (tmp_path / "a").exists()
 
 
-def test_a_store_behind_a_url_is_not_asked_at_all(trial: Path, runs: Runs) -> None:
+def test_a_store_behind_a_url_is_not_accessed(trial: Path, runs: Runs) -> None:
     pytest.importorskip("fsspec")
     from tests.unit.runtime.checkpoint import evs3
 
@@ -120,7 +120,7 @@ def test_a_store_behind_a_url_is_not_asked_at_all(trial: Path, runs: Runs) -> No
     assert own(trial).name.startswith("run-")
 
 
-def test_a_store_behind_a_url_is_only_read_if_asked(
+def test_a_store_behind_a_url_is_only_read_on_request(
     trial: Path, runs: Runs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("fsspec")
@@ -170,7 +170,7 @@ def test_a_calibration_by_hand_leaves_checkpoints_alone(
         ("EVENSTRIDE_RESTORE", "yes", ()),
     ],
 )
-def test_a_setting_that_cannot_be_is_refused(
+def test_an_invalid_setting_is_refused(
     name: str,
     value: str,
     why: tuple[str, ...],

@@ -1,4 +1,4 @@
-"""What a user who made a mistake, or whose disk was repaired, finds out in time."""
+"""Messages and outcomes after a user's mistake or the repair of a disk."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.unit.runtime.checkpoint.kept import FullStorage, MemoryStorage, Runs
 from tests.unit.runtime.quiet import channel
 
 
-def test_what_was_in_the_way_and_has_gone_costs_nothing_at_the_end(runs: Runs) -> None:
+def test_a_cause_that_is_gone_at_the_end_costs_nothing(runs: Runs) -> None:
     storage = FullStorage()
     run = runs(storage, every=2)
     run.train(2)
@@ -46,7 +46,7 @@ def test_what_was_in_the_way_and_has_gone_costs_nothing_at_the_end(runs: Runs) -
     assert again.weights() == run.weights()
 
 
-def test_an_end_without_a_checkpoint_says_that_there_is_none(runs: Runs) -> None:
+def test_an_end_without_a_checkpoint_is_reported(runs: Runs) -> None:
     storage = FullStorage()
     run = runs(storage, every=2)
     storage.error = PermissionError(1, "not now")
@@ -57,7 +57,7 @@ def test_an_end_without_a_checkpoint_says_that_there_is_none(runs: Runs) -> None
 
 
 @pytest.mark.parametrize("restarted", [False, True])
-def test_the_newest_checkpoint_that_there_is_is_named(runs: Runs, restarted: bool) -> None:
+def test_the_newest_checkpoint_is_named(runs: Runs, restarted: bool) -> None:
     storage = FullStorage()
     run = runs(storage, every=2)
     run.train(2)
@@ -73,14 +73,14 @@ def test_the_newest_checkpoint_that_there_is_is_named(runs: Runs, restarted: boo
 
 
 class OwnDisk(MemoryStorage):
-    """The store of a leader who does not see one file of another rank."""
+    """The store of a leader that does not see one file of another rank."""
 
     def list(self, folder: str = "") -> list[str]:
-        """Return the names in a folder, but for that file."""
+        """Return the names in a folder without that file."""
         return [name for name in super().list(folder) if not name.startswith("tensors")]
 
 
-def test_parts_on_several_disks_are_no_checkpoint(runs: Runs) -> None:
+def test_parts_on_several_disks_do_not_complete_a_checkpoint(runs: Runs) -> None:
     storage = OwnDisk()
     run = runs(storage, every=2)
     run.train(2)
@@ -102,7 +102,7 @@ class Plan:
         return self.state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take any state, as torch's do."""
+        """Load any state, as torch's schedulers do."""
         self.state, self.loaded = state, True
 
 
@@ -130,7 +130,7 @@ def test_a_scheduler_of_another_kind_is_refused_before_anything_is_loaded(
     assert again.weights() == before
 
 
-def test_what_was_saved_and_is_not_given_any_more_is_told(
+def test_saved_objects_that_are_not_passed_again_are_reported(
     runs: Runs, caplog: pytest.LogCaptureFixture
 ) -> None:
     storage = MemoryStorage()
@@ -144,13 +144,13 @@ def test_what_was_saved_and_is_not_given_any_more_is_told(
     check_message(caplog.messages)
 
 
-def test_a_file_is_no_folder(runs: Runs, tmp_path: Path) -> None:
+def test_a_file_is_refused_as_a_folder(runs: Runs, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with raises_message(ConfigError):
         runs(tmp_path / "file")
 
 
-def test_a_place_that_cannot_be_looked_at_yet_is_no_file(
+def test_a_folder_without_permission_is_accepted(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     stat = os.stat
@@ -164,14 +164,14 @@ def test_a_place_that_cannot_be_looked_at_yet_is_no_file(
     assert str(open_storage(tmp_path / "later")) == str(tmp_path / "later")
 
 
-def test_what_is_no_stride_is_refused(tmp_path: Path) -> None:
+def test_other_objects_than_a_stride_are_refused(tmp_path: Path) -> None:
     model = torch.nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters())
     with raises_message(ConfigError, "evenstride.Stride"):
         Checkpointer(tmp_path, 5, model=model, optimizer=optimizer)  # type: ignore[arg-type]
 
 
-def test_a_way_to_decide_when_to_save_ends_with_its_checkpointer(runs: Runs) -> None:
+def test_the_interval_model_ends_with_its_checkpointer(runs: Runs) -> None:
     run = runs(MemoryStorage(), every=Saving(Exponential(3600.0)))
     ties = RunBinding(run.stride)
     short_s = ties.interval_s(0.5)
@@ -182,7 +182,7 @@ def test_a_way_to_decide_when_to_save_ends_with_its_checkpointer(runs: Runs) -> 
     assert ties.interval_s(0.5) > 2 * short_s
 
 
-def test_a_rank_that_ends_says_nothing_of_its_own_loss(
+def test_a_rank_that_ends_does_not_report_its_own_loss(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(sys, "last_value", ConfigError("no"), raising=False)

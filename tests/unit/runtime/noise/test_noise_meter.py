@@ -1,4 +1,4 @@
-"""One process measures the noise of its gradient from micro-batches, and says when it cannot."""
+"""One process measures the noise of its gradient from micro-batches, or reports why it cannot."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.unit.runtime.memory.test_oom_retry import Small
 from tests.unit.runtime.solo import numbered
 
 BATCH = 16
-Told = list[tuple[int, GradientNorms]]
+Traced = list[tuple[int, GradientNorms]]
 
 
 class Solo:
@@ -63,7 +63,7 @@ class Solo:
         return self
 
     def expected(self, step: int, *, weighed: bool = False) -> GradientNorms:
-        """Return what another process finds for a step."""
+        """Return the figures of a step as computed by another process."""
         pieces = self.pieces[step]
         weights = [float(sum(ids) + len(ids)) if weighed else len(ids) for ids in pieces]
         gradients = [self._gradient(ids, weighed=weighed) for ids in pieces]
@@ -91,15 +91,15 @@ def weighed_loss(model: nn.Module, ids: Tensor, x: Tensor, *, weighed: bool) -> 
 
 
 def by_number(batch: Any) -> float:
-    """Return what a batch weighs: its samples' numbers, from 1."""
+    """Return the weight of a batch: the sum of its samples' numbers, from 1."""
     return float((batch[0] + 1).sum())
 
 
-def agrees(told: GradientNorms, expected: GradientNorms) -> bool:
-    """Return whether two say the same but for rounding."""
-    alike = (told.parts, told.batch) == (expected.parts, expected.batch)
+def agrees(traced: GradientNorms, expected: GradientNorms) -> bool:
+    """Return whether two are equal up to rounding."""
+    alike = (traced.parts, traced.batch) == (expected.parts, expected.batch)
     numbers = (expected.local, expected.mean)
-    return alike and (told.local, told.mean) == pytest.approx(numbers, rel=1e-9)
+    return alike and (traced.local, traced.mean) == pytest.approx(numbers, rel=1e-9)
 
 
 @pytest.fixture
@@ -114,10 +114,10 @@ def measured(make_stride: MakeStride, tmp_path: Path) -> Callable[..., Solo]:
 
 
 @pytest.fixture
-def told(tmp_path: Path) -> Callable[[Solo], Told]:
-    """Return what the trace of a run tells, once the run is closed."""
+def traced(tmp_path: Path) -> Callable[[Solo], Traced]:
+    """Return the measured steps in the trace of a run, after closing the run."""
 
-    def read(solo: Solo) -> Told:
+    def read(solo: Solo) -> Traced:
         solo.stride.close()
         return list(read_noise(tmp_path))
 
@@ -125,11 +125,11 @@ def told(tmp_path: Path) -> Callable[[Solo], Told]:
 
 
 def test_micro_batches_are_compared_with_their_mean(
-    measured: Callable[..., Solo], told: Callable[[Solo], Told], tmp_path: Path
+    measured: Callable[..., Solo], traced: Callable[[Solo], Traced], tmp_path: Path
 ) -> None:
     solo = measured().train(5, max_micro_batch=6)
 
-    found = told(solo)
+    found = traced(solo)
 
     assert [step for step, _ in found] == list(range(5))
     assert min(norms.parts for _, norms in found) == 3, "16 samples, at most 6 at once"
@@ -137,7 +137,7 @@ def test_micro_batches_are_compared_with_their_mean(
     assert replay(tmp_path).identical
 
 
-def test_the_summary_has_what_the_steps_come_to(measured: Callable[..., Solo]) -> None:
+def test_the_summary_has_the_figures_of_the_steps(measured: Callable[..., Solo]) -> None:
     solo = measured().train(5, max_micro_batch=6)
     solo.stride.close()
     estimate = NoiseEstimate()
@@ -157,12 +157,12 @@ def test_the_summary_has_what_the_steps_come_to(measured: Callable[..., Solo]) -
     assert "from 5 measured step(s)" in str(summary)
 
 
-def test_units_are_weights_where_there_are_weights(
-    measured: Callable[..., Solo], told: Callable[[Solo], Told]
+def test_with_weights_the_unit_is_weights(
+    measured: Callable[..., Solo], traced: Callable[[Solo], Traced]
 ) -> None:
     solo = measured().train(4, max_micro_batch=6, weight_fn=by_number)
 
-    found = told(solo)
+    found = traced(solo)
 
     assert len(found) == 4
     assert all(agrees(norms, solo.expected(step, weighed=True)) for step, norms in found)
@@ -173,24 +173,24 @@ def test_units_are_weights_where_there_are_weights(
 
 @pytest.mark.parametrize("weighed", [{}, {"weight_fn": by_number}], ids=["counted", "weighed"])
 @pytest.mark.parametrize("asked", [{}, {"max_micro_batch": 9}], ids=["whole", "in pieces"])
-def test_batches_that_do_not_fit_are_no_parts(
+def test_batches_that_do_not_fit_are_not_parts(
     measured: Callable[..., Solo],
-    told: Callable[[Solo], Told],
+    traced: Callable[[Solo], Traced],
     weighed: dict[str, Any],
     asked: dict[str, Any],
 ) -> None:
     model = Small(5)
     solo = measured(model).train(4, **weighed, **asked)
 
-    found = told(solo)
+    found = traced(solo)
 
     assert max(model.tried[: len(model.tried) // 2]) > 5, "memory ended"
     assert [step for step, _ in found] == list(range(4))
     assert all(agrees(n, solo.expected(step, weighed=bool(weighed))) for step, n in found)
 
 
-def test_a_later_batch_that_does_not_fit_is_no_part(
-    measured: Callable[..., Solo], told: Callable[[Solo], Told]
+def test_a_later_batch_that_does_not_fit_is_not_a_part(
+    measured: Callable[..., Solo], traced: Callable[[Solo], Traced]
 ) -> None:
     solo, failed = measured(), list[int]()
 
@@ -201,7 +201,7 @@ def test_a_later_batch_that_does_not_fit_is_no_part(
         return loss
 
     solo.broken = memory_ends
-    found = told(solo.train(3, max_micro_batch=6))
+    found = traced(solo.train(3, max_micro_batch=6))
 
     assert failed
     assert [step for step, _ in found] == [0, 1, 2]
@@ -209,14 +209,14 @@ def test_a_later_batch_that_does_not_fit_is_no_part(
 
 
 def test_only_every_mth_step_is_measured(
-    measured: Callable[..., Solo], told: Callable[[Solo], Told]
+    measured: Callable[..., Solo], traced: Callable[[Solo], Traced]
 ) -> None:
-    found = told(measured(noise_every=3).train(8, max_micro_batch=4))
+    found = traced(measured(noise_every=3).train(8, max_micro_batch=4))
 
     assert [step for step, _ in found] == [2, 5]
 
 
-def test_a_meter_that_was_closed_holds_no_model(make_stride: MakeStride) -> None:
+def test_a_closed_meter_holds_no_model(make_stride: MakeStride) -> None:
     meter = noise_meter.NoiseMeter(1, 1, session(make_stride()).state.clock)
     model = nn.Linear(1, 1)
     meter.watch(model)
@@ -259,13 +259,13 @@ REASONS: dict[str, tuple[Callable[[Solo], Solo], tuple[str, ...]]] = {
 
 @pytest.mark.parametrize("name", REASONS)
 def test_the_summary_says_why_nothing_was_measured(
-    measured: Callable[..., Solo], told: Callable[[Solo], Told], name: str
+    measured: Callable[..., Solo], traced: Callable[[Solo], Traced], name: str
 ) -> None:
     run, why = REASONS[name]
 
     solo = run(measured())
 
-    assert not told(solo)
+    assert not traced(solo)
     summary = solo.stride.summary()
     assert summary.noise is not None
     assert summary.noise.steps == 0
@@ -291,21 +291,21 @@ def test_sparse_gradients_are_not_measured(
     assert "some gradients are sparse" in summary.noise.why
 
 
-def test_what_is_not_finite_is_left_out(
-    measured: Callable[..., Solo], told: Callable[[Solo], Told]
+def test_infinite_values_are_left_out(
+    measured: Callable[..., Solo], traced: Callable[[Solo], Traced]
 ) -> None:
     solo = measured()
     solo.broken = lambda loss: loss / torch.zeros(()) if len(solo.pieces) == 2 else loss
 
-    found = told(solo.train(4, max_micro_batch=4))
+    found = traced(solo.train(4, max_micro_batch=4))
 
     assert [step for step, _ in found] == [0, 2, 3]
 
 
-def test_a_step_is_told_when_its_numbers_have_come_and_nobody_waits(
-    measured: Callable[..., Solo], told: Callable[[Solo], Told], monkeypatch: pytest.MonkeyPatch
+def test_a_step_is_reported_when_its_numbers_have_arrived_without_waiting(
+    measured: Callable[..., Solo], traced: Callable[[Solo], Traced], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on a device that is two steps behind its program."""
+    """A reading of a device that is two steps behind its program."""
     made: list[Slow] = []
 
     class Slow(Reading):
@@ -323,7 +323,7 @@ def test_a_step_is_told_when_its_numbers_have_come_and_nobody_waits(
 
     monkeypatch.setattr(noise_meter, "Reading", Slow)
 
-    found = told(measured().train(6, max_micro_batch=4))
+    found = traced(measured().train(6, max_micro_batch=4))
 
     assert len(made) == 6
     assert [step for step, _ in found] == [0, 1, 2, 3]
@@ -356,10 +356,10 @@ def test_a_model_on_several_devices_is_not_measured(make_stride: MakeStride) -> 
     assert meter.why == noise_meter.DEVICES
 
 
-def test_a_record_that_lacks_a_number_is_refused(
-    measured: Callable[..., Solo], told: Callable[[Solo], Told], tmp_path: Path
+def test_a_record_without_a_number_is_refused(
+    measured: Callable[..., Solo], traced: Callable[[Solo], Traced], tmp_path: Path
 ) -> None:
-    assert told(measured().train(2, max_micro_batch=4))
+    assert traced(measured().train(2, max_micro_batch=4))
     path = tmp_path / "trace.jsonl"
     path.write_text(path.read_text().replace('"local":', '"locally":'))
 

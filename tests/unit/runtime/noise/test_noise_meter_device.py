@@ -1,4 +1,4 @@
-"""Measuring on a CUDA device holds the program up nowhere; elsewhere see test_noise.py."""
+"""Measuring on a CUDA device never blocks the program; for other devices see test_noise.py."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ pytestmark = [
 
 
 @pytest.fixture
-def nobody_waits() -> Iterator[None]:
-    """An operation that waits for the device is an error inside."""
+def no_waiting() -> Iterator[None]:
+    """Raise an error for any operation inside that waits for the device."""
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     yield
@@ -28,7 +28,7 @@ def nobody_waits() -> Iterator[None]:
 
 
 def test_micro_batches_are_measured_without_waiting(
-    make_stride: MakeStride, nobody_waits: None
+    make_stride: MakeStride, no_waiting: None
 ) -> None:
     stride = make_stride(global_batch=8, noise_every=1)
     model = stride.watch(nn.Linear(1, 1).cuda())
@@ -48,7 +48,7 @@ def test_micro_batches_are_measured_without_waiting(
     assert noise.steps == 10
 
 
-def test_a_ranks_own_gradient_is_measured_without_waiting(nobody_waits: None) -> None:
+def test_a_ranks_own_gradient_is_measured_without_waiting(no_waiting: None) -> None:
     model = nn.Linear(64, 64).cuda()
     own = OwnGradient(lambda _: None)
     own.begin(list(model.parameters()))

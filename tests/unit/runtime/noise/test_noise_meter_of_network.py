@@ -1,7 +1,7 @@
-"""Noise and signal of a real network's gradient, against those of all its samples one by one.
+"""Noise and signal of a real network's gradient, compared with those of all single samples.
 
-Batches are drawn with replacement, so the covariance of a sample's gradient is known exactly: it is
-that over the data set. What parts of a batch tell of it must be right on average.
+Batches are drawn with replacement, so the covariance of a sample's gradient is exactly that over
+the data set. The estimates from parts of batches must be unbiased.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SAMPLES, DRAWS = 1500, 3_000_000
 
 
 def _trained() -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
-    """Return a small classifier that has learned a little, and its data."""
+    """Return a small, briefly trained classifier and its data."""
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(SAMPLES, 6, generator=generator, dtype=torch.float64)
     classes = (x[:, 0] + x[:, 1] * x[:, 2] > 0).long() + 2 * (x[:, 3] > 0.3).long()
@@ -55,7 +55,7 @@ def _each() -> FloatArray:
 
 
 @cache
-def _told(split: tuple[int, ...]) -> tuple[FloatArray, FloatArray, FloatArray]:
+def _estimates(split: tuple[int, ...]) -> tuple[FloatArray, FloatArray, FloatArray]:
     """Return ``S`` and ``|G|^2`` of many random batches, and ``S`` by plain means."""
     rng, each = np.random.default_rng(5), _each()
     found = []
@@ -77,7 +77,7 @@ def _truth() -> tuple[float, float]:
 
 
 def _bias(estimates: FloatArray, true: float) -> float:
-    """Return how far off the mean is, as a part; that many batches tell it well is proved, too."""
+    """Return the relative error of the mean; also check that the batches suffice for it."""
     error = float(estimates.std() / np.sqrt(len(estimates)) / true)
     assert error < 0.006, "more batches are needed to tell a bias of 2 %"
     return float(estimates.mean() / true - 1)
@@ -94,8 +94,8 @@ def test_the_rows_are_the_gradients_of_the_network() -> None:
 
 
 @pytest.mark.parametrize("split", SPLITS)
-def test_noise_and_signal_are_off_by_2_percent_at_most(split: tuple[int, ...]) -> None:
-    noise, signal, _ = _told(split)
+def test_noise_and_signal_are_correct_within_2_percent(split: tuple[int, ...]) -> None:
+    noise, signal, _ = _estimates(split)
     true_noise, true_signal = _truth()
 
     assert abs(_bias(noise, true_noise)) <= 0.02
@@ -104,7 +104,7 @@ def test_noise_and_signal_are_off_by_2_percent_at_most(split: tuple[int, ...]) -
 
 @pytest.mark.parametrize(("split", "factor"), [(SPLITS[0], 2.1), (SPLITS[1], 16.0)])
 def test_plain_means_fail_the_same_test(split: tuple[int, ...], factor: float) -> None:
-    _, _, plain = _told(split)
+    _, _, plain = _estimates(split)
 
     bias = _bias(plain / factor, _truth()[0])
 
@@ -112,7 +112,7 @@ def test_plain_means_fail_the_same_test(split: tuple[int, ...], factor: float) -
     assert (1 + bias) * factor - 1 > 0.02
 
 
-def test_equal_parts_are_where_plain_means_are_right() -> None:
-    _, _, plain = _told(SPLITS[2])
+def test_plain_means_are_right_only_for_equal_parts() -> None:
+    _, _, plain = _estimates(SPLITS[2])
 
     assert abs(_bias(plain, _truth()[0])) <= 0.02

@@ -1,4 +1,4 @@
-"""How measuring the gradient's noise is asked for, and where that is refused."""
+"""How measuring the gradient's noise is requested, and when it is refused."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ def test_modes_without_a_mean_gradient_are_refused(make_stride: MakeStride, mode
 
 
 @pytest.mark.parametrize("every", [-1, 2.5, "10"])
-def test_what_is_no_number_of_steps_is_refused(make_stride: MakeStride, every: Any) -> None:
+def test_an_invalid_number_of_steps_is_refused(make_stride: MakeStride, every: Any) -> None:
     with raises_message(ConfigError, "noise_every"):
         make_stride(noise_every=every)
 
 
-def test_the_environment_asks_for_it_where_the_script_does_not(
+def test_the_environment_sets_the_default(
     make_stride: MakeStride, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("EVENSTRIDE_NOISE", "7")
 
-    asked, told_not_to = make_stride().summary().noise, make_stride(noise_every=0).summary().noise
+    asked, declined = make_stride().summary().noise, make_stride(noise_every=0).summary().noise
 
     assert asked is not None
     assert asked.every == 7
-    assert told_not_to is None
+    assert declined is None
 
 
-def test_measuring_is_our_own_time_and_no_work_of_the_rank(make_stride: MakeStride) -> None:
+def test_measuring_counts_as_overhead_and_not_as_busy_time(make_stride: MakeStride) -> None:
     now_s, excluded = count(0.0, 0.25), list[float]()
     clock: Any = SimpleNamespace(
         timer=SimpleNamespace(now=lambda: next(now_s), exclude=excluded.append)

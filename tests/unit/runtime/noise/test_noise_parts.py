@@ -1,4 +1,4 @@
-"""What the hooks on a rank's parameters see, and what stays of them."""
+"""The gradients that the hooks on a rank's parameters see, and the removal of the hooks."""
 
 from __future__ import annotations
 
@@ -64,8 +64,8 @@ def test_the_whole_gradient_of_all_micro_batches_counts(own: OwnGradient) -> Non
     assert _hooks(model) == 0
 
 
-def test_what_is_seen_is_what_is_there_when_the_engine_is_told(own: OwnGradient) -> None:
-    """An engine that averages in place does so after our hooks, and before the step is over."""
+def test_the_gradient_is_measured_before_the_engine_averages_it(own: OwnGradient) -> None:
+    """An engine that averages in place does it after our hooks and before the end of the step."""
     model = _model()
     own.begin(list(model.parameters()))
     sent: list[Tensor] = []
@@ -92,7 +92,7 @@ def test_what_is_seen_is_what_is_there_when_the_engine_is_told(own: OwnGradient)
     assert float(found.over_weight) == pytest.approx(float(square(sent)), rel=1e-12)
 
 
-def test_frozen_parameters_are_left_alone(own: OwnGradient) -> None:
+def test_frozen_parameters_are_ignored(own: OwnGradient) -> None:
     model = _model()
     frozen: nn.Module = model[0]
     frozen.requires_grad_(False)
@@ -107,7 +107,7 @@ def test_frozen_parameters_are_left_alone(own: OwnGradient) -> None:
     assert float(found.over_weight) == pytest.approx(float(gradient.square().sum()) / 2)
 
 
-def test_a_part_without_weight_or_gradient_is_nothing(own: OwnGradient) -> None:
+def test_a_part_without_weight_or_gradient_has_no_result(own: OwnGradient) -> None:
     model = _model()
 
     own.begin(list(model.parameters()))
@@ -121,7 +121,7 @@ def test_a_part_without_weight_or_gradient_is_nothing(own: OwnGradient) -> None:
     assert _hooks(model) == 0
 
 
-def test_what_was_dropped_is_forgotten(own: OwnGradient) -> None:
+def test_a_dropped_step_is_forgotten(own: OwnGradient) -> None:
     model = _model()
     own.begin(list(model.parameters()))
     _backward(model)
@@ -133,7 +133,7 @@ def test_what_was_dropped_is_forgotten(own: OwnGradient) -> None:
     assert own.end() is None
 
 
-def test_each_micro_batch_is_what_it_has_added() -> None:
+def test_each_micro_batch_is_its_own_addition() -> None:
     model, parts = _model(), MicroBatches()
     parameters = list(model.parameters())
     parts.begin(parameters)
@@ -177,7 +177,7 @@ def test_a_parameter_that_only_a_later_micro_batch_reaches_counts() -> None:
 
 
 @pytest.mark.parametrize("parts", [OwnGradient(lambda _: None), MicroBatches()], ids=type)
-def test_gradients_are_only_looked_at(parts: OwnGradient | MicroBatches) -> None:
+def test_gradients_do_not_change(parts: OwnGradient | MicroBatches) -> None:
     model = _model()
     parts.begin(list(model.parameters()))
 

@@ -33,7 +33,7 @@ def _losses(trace: Path) -> dict[int, float | None]:
 
 
 def _loss(solo: Solo, step: int, *, weighed: bool = False) -> float:
-    """Return the loss over all of a step's samples, as another process finds it."""
+    """Return the loss over all samples of a step, as computed by another process."""
     ids = torch.tensor([number for piece in solo.pieces[step] for number in piece])
     xs = numbered(BATCH * (len(solo.pieces) - 1))[ids][1]
     return weighed_loss(solo.model, ids, xs, weighed=weighed).item()
@@ -53,7 +53,7 @@ def test_the_loss_of_a_measured_step_is_that_of_all_its_samples(
     assert _losses(tmp_path) == pytest.approx(dict(enumerate(expected)), rel=1e-9)
 
 
-def test_a_loss_elsewhere_than_the_gradients_is_not_known() -> None:
+def test_a_loss_on_another_device_than_the_gradients_is_unknown() -> None:
     """It could not be read with them without waiting for its device."""
     here, elsewhere = StepLoss(torch.device("cpu")), StepLoss(torch.device("cpu"))
     for loss in (here, elsewhere):
@@ -71,7 +71,7 @@ def test_a_loss_elsewhere_than_the_gradients_is_not_known() -> None:
     assert elsewhere.total is None
 
 
-def test_a_batch_without_a_loss_makes_that_of_the_step_unknown() -> None:
+def test_with_a_batch_without_a_loss_the_loss_of_the_step_is_unknown() -> None:
     step = StepLoss(torch.device("cpu"))
     step.add(torch.ones(1))
     step.piece_ended(0.0)
@@ -86,7 +86,7 @@ def test_a_batch_without_a_loss_makes_that_of_the_step_unknown() -> None:
     assert step.total is None
 
 
-def test_a_loss_that_is_changed_afterwards_counts_as_it_was() -> None:
+def test_later_changes_of_a_loss_do_not_count() -> None:
     step, loss = StepLoss(torch.device("cpu")), torch.tensor(3.0, dtype=torch.float64)
     step.add(loss)
     loss.zero_()
@@ -95,7 +95,7 @@ def test_a_loss_that_is_changed_afterwards_counts_as_it_was() -> None:
     assert float(step.total or 0) == 3.0
 
 
-def test_a_loss_that_is_not_finite_is_none_and_its_noise_is_kept(
+def test_an_infinite_loss_is_none_and_its_noise_is_kept(
     measured: Callable[..., Solo], tmp_path: Path
 ) -> None:
     solo = measured()

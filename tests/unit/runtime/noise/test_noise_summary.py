@@ -1,4 +1,4 @@
-"""The noise of the gradient in a summary, from figures made by hand."""
+"""The noise of the gradient in a summary, from fixed figures."""
 
 from __future__ import annotations
 
@@ -31,23 +31,23 @@ def test_a_scale_with_its_interval_is_one_sentence() -> None:
     check_message(str(KNOWN), "512 samples", "95", "430")
 
 
-def test_where_there_is_no_upper_end_the_lower_one_is_told() -> None:
+def test_without_an_upper_end_the_lower_one_is_reported() -> None:
     assert "512 weights (95 %: at least 430), gain" in str(
         replace(KNOWN, scale_high=None, unit="weights")
     )
 
 
-def test_where_no_signal_is_found_only_the_lower_end_is_told() -> None:
+def test_without_a_signal_only_the_lower_end_is_reported() -> None:
     check_message(str(replace(KNOWN, scale=None, scale_high=None)), "430 samples", "95", "150")
 
 
-def test_a_run_that_did_not_measure_says_nothing_of_it() -> None:
+def test_a_run_without_measurements_does_not_mention_noise() -> None:
     assert noise_summary(NoiseOfRun(), None) is None
     assert "noise" not in str(RUN)
-    assert "gradient noise: a scale" in str(replace(RUN, noise=KNOWN))
+    assert "gradient noise: scale" in str(replace(RUN, noise=KNOWN))
 
 
-def test_before_the_first_step_it_says_how_often_there_is_one() -> None:
+def test_before_the_first_step_the_interval_is_reported() -> None:
     meter = _meter()
     meter.why = ""
 
@@ -72,7 +72,7 @@ def test_other_ranks_refer_to_rank_0() -> None:
         [StepParts(k, 2, 32, 32, 32.0 * (3.0 + k % 2), 2.5) for k in range(30)],
     ],
 )
-def test_whatever_was_measured_is_plain_json(steps: list[StepParts]) -> None:
+def test_all_figures_are_plain_json(steps: list[StepParts]) -> None:
     known, _ = NoiseOfRun().hear(steps)
 
     summary = noise_summary(known, _meter())

@@ -1,4 +1,4 @@
-"""Metadata services of three clouds, and servers that misbehave: real HTTP on this machine only."""
+"""Metadata services of three clouds and misbehaving servers: real HTTP, on this machine only."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Reply:
 
 @dataclass
 class Served:
-    """A running server: its address, and every request it has got."""
+    """A running server: its address and all received requests."""
 
     url: str
     asked: list[Asked] = field(default_factory=list)
@@ -88,7 +88,7 @@ def served(reply: Callable[[Asked], Reply]) -> Iterator[Served]:
 
 @contextmanager
 def raw_server(pieces: Iterable[bytes] | None, *, closes: bool = True) -> Iterator[str]:
-    """Serve bytes that need not be HTTP, then close; with ``None``, accept and never answer."""
+    """Serve bytes that need not be HTTP, then close; with ``None``, accept and never respond."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         held: list[socket.socket] = []
 
@@ -121,14 +121,14 @@ def raw_server(pieces: Iterable[bytes] | None, *, closes: bool = True) -> Iterat
 
 
 def closed_port() -> str:
-    """Return an address at which nobody listens."""
+    """Return an address without a server."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         return f"http://127.0.0.1:{listener.getsockname()[1]}"
 
 
 @dataclass
 class FakeAws:
-    """IMDSv2: no token, no answer; a token ends when told to."""
+    """IMDSv2: requests need a token; a token can be made to expire."""
 
     action: bytes | None = None
     rebalance: bytes | None = None

@@ -1,4 +1,4 @@
-"""Each cloud's source against a server of its own, over real HTTP."""
+"""Each cloud's source against its own server, over real HTTP."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.unit.runtime.notices.metadata_server import (
 from tests.unit.runtime.notices.test_words import AT, document, event
 
 SPOT = b'{"action": "terminate", "time": "2017-09-18T08:22:00Z"}'
-# Longer than any of these exchanges takes; a test that needs it has failed.
+# Longer than any of these requests takes; a test that needs it has failed.
 PATIENT_S = 30.0
 SOURCES: dict[str, Callable[..., NoticeSource]] = {
     "aws": Aws,
@@ -36,7 +36,7 @@ SOURCES: dict[str, Callable[..., NoticeSource]] = {
 }
 
 
-def test_aws_is_asked_with_a_token_that_is_kept() -> None:
+def test_aws_requests_reuse_a_token() -> None:
     cloud = FakeAws()
     with served(cloud) as server:
         source = Aws(server.url, timeout_s=PATIENT_S)
@@ -65,7 +65,7 @@ def test_a_token_is_renewed_before_it_ends() -> None:
     assert sent == ["token-0==", "token-0==", "token-1==", "token-1=="]
 
 
-def test_a_token_that_has_ended_early_is_replaced_at_once() -> None:
+def test_a_token_that_expires_early_is_replaced_at_once() -> None:
     cloud = FakeAws(action=SPOT)
     with served(cloud) as server:
         source = Aws(server.url, timeout_s=PATIENT_S)
@@ -78,7 +78,7 @@ def test_a_token_that_has_ended_early_is_replaced_at_once() -> None:
     assert len(cloud.tokens) == 2
 
 
-def test_a_machine_without_tokens_is_said_to_be_one() -> None:
+def test_a_machine_without_tokens_is_reported() -> None:
     refusal = raises_message(NoAnswer, "status 403")
     with served(lambda _: Reply(403)) as server, refusal:
         Aws(server.url, timeout_s=PATIENT_S).poll()
@@ -87,7 +87,7 @@ def test_a_machine_without_tokens_is_said_to_be_one() -> None:
 
 
 @pytest.mark.parametrize("rebalance", [False, True])
-def test_a_rebalance_recommendation_counts_only_if_asked_for(rebalance: bool) -> None:
+def test_a_rebalance_recommendation_counts_only_on_request(rebalance: bool) -> None:
     cloud = FakeAws(rebalance=b'{"noticeTime": "2017-09-18T08:00:00Z"}')
     with served(cloud) as server:
         (source,) = make_sources("aws-rebalance" if rebalance else "aws", base_url=server.url)
@@ -103,7 +103,7 @@ def test_a_rebalance_recommendation_counts_only_if_asked_for(rebalance: bool) ->
 
 
 @pytest.mark.parametrize("ahead_s", [0.0, 1.0, 90.0, -3600.0])
-def test_a_cloud_s_time_is_told_on_this_host_s_clock(ahead_s: float) -> None:
+def test_a_cloud_s_time_is_converted_to_this_host_s_clock(ahead_s: float) -> None:
     here = FakeClock(AT - 120.0)
     aws = FakeAws(action=SPOT, date_unix_s=here.now_s + ahead_s)
     azure = FakeAzure(events=document(event()), date_unix_s=here.now_s + ahead_s)
@@ -119,7 +119,7 @@ def test_a_cloud_s_time_is_told_on_this_host_s_clock(ahead_s: float) -> None:
         assert abs(notice.leaves_unix_s - expected) <= 0.5
 
 
-def test_gcp_answers_when_the_value_turns() -> None:
+def test_gcp_responds_when_the_value_changes() -> None:
     cloud, here = FakeGcp(), FakeClock(AT)
     with served(cloud) as server:
         source = Gcp(PREEMPTED, server.url, timeout_s=PATIENT_S, clock=here)
@@ -138,7 +138,7 @@ def test_gcp_answers_when_the_value_turns() -> None:
     assert [asked.query["last_etag"] for asked in server.asked] == ["0", "1"]
 
 
-def test_gcp_keeps_the_time_at_which_the_value_turned() -> None:
+def test_gcp_keeps_the_time_of_the_change() -> None:
     cloud, here = FakeGcp(), FakeClock(AT)
     with served(cloud) as server:
         source = Gcp(MAINTENANCE, server.url, timeout_s=PATIENT_S, clock=here, long_poll_s=0.0)
@@ -159,7 +159,7 @@ def test_gcp_keeps_the_time_at_which_the_value_turned() -> None:
     assert third is None
 
 
-def test_gcp_gives_no_time_for_a_value_whose_turn_was_not_seen() -> None:
+def test_gcp_has_no_time_for_a_change_that_was_not_seen() -> None:
     cloud = FakeGcp()
     with served(cloud) as server:
         before = Gcp(PREEMPTED, server.url, timeout_s=PATIENT_S, long_poll_s=0.0)
@@ -177,7 +177,7 @@ def test_gcp_gives_no_time_for_a_value_whose_turn_was_not_seen() -> None:
         assert notice is not None and notice.leaves_unix_s is None
 
 
-def test_azure_tells_of_this_machine_and_takes_it_back() -> None:
+def test_azure_reports_events_of_this_machine_and_their_withdrawal() -> None:
     cloud = FakeAzure(events=document(event(), event(EventType="Freeze")))
     with served(cloud) as server:
         source = Azure(server.url, timeout_s=PATIENT_S)
@@ -195,7 +195,7 @@ def test_azure_tells_of_this_machine_and_takes_it_back() -> None:
     assert {asked.method for asked in server.asked} == {"GET"}, "events are never acknowledged"
 
 
-def test_azure_follows_a_restart_it_has_seen_coming() -> None:
+def test_azure_follows_an_announced_restart() -> None:
     cloud = FakeAzure(events=document(event(EventType="Reboot")))
     started = document(event(EventType="Reboot", EventStatus="Started", NotBefore=""))
     with served(cloud) as server:
@@ -210,7 +210,7 @@ def test_azure_follows_a_restart_it_has_seen_coming() -> None:
     assert again is None
 
 
-def test_azure_asks_for_the_name_until_it_has_it() -> None:
+def test_azure_requests_the_name_until_it_is_known() -> None:
     cloud = FakeAzure(name="", events=document(event()))
     with served(cloud) as server:
         source = Azure(server.url, timeout_s=PATIENT_S)
@@ -225,7 +225,7 @@ def test_azure_asks_for_the_name_until_it_has_it() -> None:
 
 @pytest.mark.parametrize("name", SOURCES)
 @pytest.mark.parametrize("status", [400, 429, 500, 503])
-def test_a_status_that_says_nothing_is_no_answer(name: str, status: int) -> None:
+def test_an_unexpected_status_is_no_answer(name: str, status: int) -> None:
     refusal = raises_message(NoAnswer, status)
     with served(lambda _: Reply(status, b"busy")) as server, refusal:
         SOURCES[name](server.url, timeout_s=PATIENT_S).poll()
@@ -272,7 +272,7 @@ BAD = {
 
 @pytest.mark.parametrize("name", SOURCES)
 @pytest.mark.parametrize("bad", BAD)
-def test_what_is_no_answer_is_named(name: str, bad: str) -> None:
+def test_an_invalid_response_is_named(name: str, bad: str) -> None:
     pieces, kind = BAD[bad]
     with raw_server(pieces) as url, pytest.raises(NoAnswer) as refused:
         SOURCES[name](url, timeout_s=PATIENT_S).poll()
@@ -281,14 +281,14 @@ def test_what_is_no_answer_is_named(name: str, bad: str) -> None:
 
 
 @pytest.mark.parametrize("end", [b"", b"\r\nX-More: yes"])
-def test_an_answer_is_taken_when_it_is_whole_though_the_connection_stays(end: bytes) -> None:
+def test_a_complete_response_does_not_need_the_end_of_the_connection(end: bytes) -> None:
     pieces = [b"HTTP/1.1 200 OK\r\nContent-Length: 5" + end + b"\r\n\r\nFA", b"LSE"]
     with raw_server(pieces, closes=False) as url:
         assert SOURCES["gcp"](url, timeout_s=PATIENT_S).poll() is None
 
 
 @pytest.mark.parametrize("begins", [b"", b"HTTP/1.1 200 OK\r\n\r\nFALSE"])
-def test_a_server_that_sends_a_byte_now_and_then_is_left_when_the_time_is_up(begins: bytes) -> None:
+def test_a_server_that_sends_single_bytes_is_left_at_the_deadline(begins: bytes) -> None:
     done = threading.Event()
     drops = (b" " for _ in iter(lambda: done.wait(0.01), True))
     with raw_server(chain([begins], drops)) as url:
@@ -300,13 +300,13 @@ def test_a_server_that_sends_a_byte_now_and_then_is_left_when_the_time_is_up(beg
 
 
 @pytest.mark.parametrize("name", SOURCES)
-def test_nobody_there_is_no_answer(name: str) -> None:
+def test_without_a_server_there_is_no_answer(name: str) -> None:
     with raises_message(NoAnswer):
         SOURCES[name](closed_port(), timeout_s=PATIENT_S).poll()
 
 
 @pytest.mark.parametrize("name", SOURCES)
-def test_a_server_that_hangs_is_left_when_the_time_is_up(name: str) -> None:
+def test_a_server_that_hangs_is_left_at_the_deadline(name: str) -> None:
     with raw_server(None) as url, pytest.raises(NoAnswer) as refused:
         SOURCES[name](url, timeout_s=0.05).poll()
 
@@ -314,7 +314,7 @@ def test_a_server_that_hangs_is_left_when_the_time_is_up(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SOURCES)
-def test_a_request_that_waits_can_be_ended(name: str) -> None:
+def test_a_waiting_request_can_be_interrupted(name: str) -> None:
     with raw_server(None) as url:
         source = SOURCES[name](url, timeout_s=3600.0)
         source.start()

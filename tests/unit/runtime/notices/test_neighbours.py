@@ -1,11 +1,11 @@
-"""Signals as notices beside others who want signals: event loops, descriptors, forked children."""
+"""Signals as notices next to other users of signals: event loops, descriptors, forked children."""
 
 from __future__ import annotations
 
 from tests.unit.runtime.notices.test_signals import run
 
 
-def test_another_s_wakeup_descriptor_goes_on_working() -> None:
+def test_an_existing_wakeup_descriptor_still_works() -> None:
     lines, code, log = run(
         """
         read, write = os.pipe()
@@ -13,17 +13,17 @@ def test_another_s_wakeup_descriptor_goes_on_working() -> None:
         signal.set_wakeup_fd(write)
         watcher = watch({SIGTERM: 30.0})
         raise_signal(SIGTERM)
-        told()
+        reported()
         print(list(os.read(read, 9)))
         watcher.close()
         assert signal.set_wakeup_fd(-1) == write
         """
     )
 
-    assert (lines, code) == (["told SIGTERM 1030.0", "[15]"], 0), log
+    assert (lines, code) == (["reported SIGTERM 1030.0", "[15]"], 0), log
 
 
-def test_nothing_is_written_to_a_descriptor_that_has_become_another_file() -> None:
+def test_a_reused_descriptor_is_not_written() -> None:
     lines, code, log = run(
         """
         read, write = os.pipe()
@@ -35,7 +35,7 @@ def test_nothing_is_written_to_a_descriptor_that_has_become_another_file() -> No
         os.dup2(other, write)
         os.set_blocking(theirs, False)
         raise_signal(SIGTERM)
-        told()
+        reported()
         watcher.close()
         assert signal.set_wakeup_fd(-1) == -1
         try:
@@ -45,10 +45,10 @@ def test_nothing_is_written_to_a_descriptor_that_has_become_another_file() -> No
         """
     )
 
-    assert (lines, code) == (["told SIGTERM 1030.0", "nothing"], 0), log
+    assert (lines, code) == (["reported SIGTERM 1030.0", "nothing"], 0), log
 
 
-def test_a_signal_is_still_a_notice_when_another_takes_the_descriptor() -> None:
+def test_a_signal_is_a_notice_after_the_descriptor_was_replaced() -> None:
     lines, code, log = run(
         """
         import asyncio
@@ -63,15 +63,15 @@ def test_a_signal_is_still_a_notice_when_another_takes_the_descriptor() -> None:
 
         watcher = watch({SIGTERM: 30.0})
         asyncio.run(main())
-        told()
+        reported()
         watcher.close()
         """
     )
 
-    assert (lines, code) == (["loop", "told SIGTERM 1030.0"], 0), log
+    assert (lines, code) == (["loop", "reported SIGTERM 1030.0"], 0), log
 
 
-def test_an_event_loop_in_which_the_watch_begins_goes_on_working() -> None:
+def test_an_event_loop_still_works() -> None:
     lines, code, log = run(
         """
         import asyncio
@@ -83,17 +83,17 @@ def test_an_event_loop_in_which_the_watch_begins_goes_on_working() -> None:
             raise_signal(SIGUSR2)
             raise_signal(SIGTERM)
             await asyncio.wait_for(came.wait(), 50)
-            told()
+            reported()
             watcher.close()
 
         asyncio.run(main())
         """
     )
 
-    assert (lines, code) == (["told SIGTERM 1030.0"], 0), log
+    assert (lines, code) == (["reported SIGTERM 1030.0"], 0), log
 
 
-def test_a_forked_child_is_ended_by_its_own_signals_and_does_not_tell_its_parent() -> None:
+def test_a_signal_ends_a_forked_child_without_a_notice_in_its_parent() -> None:
     lines, code, log = run(
         """
         cloud = Gcp(base_url="http://127.0.0.1:9")
@@ -113,10 +113,10 @@ def test_a_forked_child_is_ended_by_its_own_signals_and_does_not_tell_its_parent
         except Exception as error:
             assert type(error).__name__ == "NoAnswer", "the child has ended its parent's polls"
         raise_signal(SIGUSR1)
-        told()
+        reported()
         print(calls.empty())
         watcher.close()
         """
     )
 
-    assert (lines, code) == (["-15", "5", "told SIGUSR1 None", "True"], 0), log
+    assert (lines, code) == (["-15", "5", "reported SIGUSR1 None", "True"], 0), log

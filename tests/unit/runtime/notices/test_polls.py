@@ -1,4 +1,4 @@
-"""What each cloud's source asks, and what it keeps from one answer to the next."""
+"""The requests of each cloud's source, and its state between responses."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from evenstride.runtime.notices.http_transport import Answer
 from evenstride.runtime.notices.notice import NoAnswer
 from evenstride.runtime.notices.watcher import Post
 from tests.messages import check_message, raises_message
-from tests.unit.runtime.notices.test_watcher import Scripted, Told
+from tests.unit.runtime.notices.test_watcher import Reported, Scripted
 from tests.unit.runtime.notices.test_words import AT, document, event
 
 
 class Wire:
-    """A wire whose answers are told beforehand; the last one is given for ever."""
+    """A wire with prepared responses; the last one is repeated."""
 
     def __init__(self, *answers: Answer) -> None:
         self._answers = list(answers)
@@ -97,7 +97,7 @@ def test_a_recommendation_without_a_time_is_no_answer() -> None:
         source.poll()
 
 
-def test_a_version_is_sent_back_as_it_came_and_forgotten_where_there_is_none() -> None:
+def test_an_etag_is_sent_back_unchanged() -> None:
     source = Gcp(PREEMPTED)
     wire = _on(source, _answer(200, b"FALSE", etag='"a&b/1"'), _answer(200, b"FALSE"))
     for _ in range(3):
@@ -107,7 +107,7 @@ def test_a_version_is_sent_back_as_it_came_and_forgotten_where_there_is_none() -
     assert tags == ["0", "%22a%26b%2F1%22", "0"]
 
 
-def test_a_request_that_waits_may_take_as_long_as_it_waits_and_as_an_answer_takes() -> None:
+def test_a_long_poll_may_take_its_wait_and_the_timeout() -> None:
     source = Gcp(PREEMPTED, timeout_s=5.0, long_poll_s=60.0)
     wire = _on(source, _answer(200, b"FALSE"))
     source.poll()
@@ -117,7 +117,7 @@ def test_a_request_that_waits_may_take_as_long_as_it_waits_and_as_an_answer_take
     assert path.endswith("&timeout_sec=60")
 
 
-def test_an_answer_that_is_none_does_not_count_as_what_was_seen_last() -> None:
+def test_an_invalid_response_does_not_count_as_the_last_value() -> None:
     now = [AT]
     source = Gcp(MAINTENANCE, clock=lambda: now[0])
     ends = _answer(200, b"TERMINATE_ON_HOST_MAINTENANCE")
@@ -133,12 +133,12 @@ def test_an_answer_that_is_none_does_not_count_as_what_was_seen_last() -> None:
 
 
 @pytest.mark.parametrize("key", [PREEMPTED, MAINTENANCE])
-def test_a_value_that_only_begins_like_one_is_not_known(key: str) -> None:
+def test_a_value_with_a_known_prefix_is_unknown(key: str) -> None:
     with raises_message(NoAnswer):
         gcp.parse(key, 200, b"TRUE but not quite", None)
 
 
-def test_a_restart_that_was_seen_coming_stays_a_notice_until_it_is_over() -> None:
+def test_an_announced_restart_stays_a_notice_until_it_is_over() -> None:
     source = Azure()
     coming = document(event(EventType="Reboot"))
     started = document(event(EventType="Reboot", EventStatus="Started", NotBefore=""))
@@ -152,7 +152,7 @@ def test_a_restart_that_was_seen_coming_stays_a_notice_until_it_is_over() -> Non
     assert withdrawable == [True, False, False]
 
 
-def test_a_restart_that_had_begun_when_first_seen_never_becomes_a_notice() -> None:
+def test_a_restart_that_had_started_when_first_seen_is_no_notice() -> None:
     source = Azure()
     started = document(event(EventType="Redeploy", EventStatus="Started", NotBefore=""))
     _on(source, _answer(200, b"worker_3"), _answer(200, started))
@@ -160,7 +160,7 @@ def test_a_restart_that_had_begun_when_first_seen_never_becomes_a_notice() -> No
     assert [source.poll() for _ in range(3)] == [None] * 3
 
 
-def test_only_the_first_question_for_events_may_take_minutes() -> None:
+def test_only_the_first_request_for_events_may_take_minutes() -> None:
     source = Azure(timeout_s=5.0)
     wire = _on(source, _answer(200, b"worker_3"), _answer(200, document()))
     for _ in range(2):
@@ -169,7 +169,7 @@ def test_only_the_first_question_for_events_may_take_minutes() -> None:
     assert [limit_s for _, _, limit_s in wire.asked] == [None, 150.0, None]
 
 
-def test_an_event_that_is_none_is_told_unless_another_one_counts() -> None:
+def test_an_invalid_event_is_reported_unless_another_one_counts() -> None:
     assert azure.parse(200, document("garbage", event()), "worker_3", ()) is not None
     with raises_message(NoAnswer, "JSON"):
         azure.parse(200, document("garbage", event(EventType="Freeze")), "worker_3", ())
@@ -179,7 +179,7 @@ def test_an_event_that_is_none_is_told_unless_another_one_counts() -> None:
     ("setting", "grace_s"),
     [("SIGUSR1@1.5", 1.5), ("SIGUSR1@999999", 999999.0), ("SIGTERM", 30.0), ("SIGHUP", None)],
 )
-def test_a_signal_leaves_as_long_as_it_was_said_to(setting: str, grace_s: float | None) -> None:
+def test_a_signal_has_its_configured_time(setting: str, grace_s: float | None) -> None:
     (source,) = make_sources(setting)
 
     assert list(vars(source)["_graces"].values()) == [grace_s]
@@ -191,50 +191,50 @@ def test_a_time_of_weeks_is_refused() -> None:
 
 
 @pytest.mark.parametrize("setting", ["signals", "azure", "aws", "gcp"])
-def test_every_source_reckons_by_the_clock_it_was_given(setting: str) -> None:
+def test_every_source_uses_its_clock(setting: str) -> None:
     def clock() -> float:
         return AT
 
     assert all(vars(one)["_clock"] is clock for one in make_sources(setting, clock=clock))
 
 
-def test_a_source_that_has_nothing_to_watch_is_left_alone(told: Told) -> None:
+def test_a_source_without_anything_to_poll_is_not_polled(reported: Reported) -> None:
     class Idle(Scripted):
         def start(self) -> bool:
             self.started += 1
             return False
 
     source = Idle("one")
-    watcher = NoticeWatcher([source], told)
+    watcher = NoticeWatcher([source], reported)
     watcher.close()
 
     assert (source.started, source.closed) == (1, 0)
 
 
-def test_what_comes_while_the_watcher_closes_is_not_told(told: Told) -> None:
+def test_a_notice_during_close_is_not_reported(reported: Reported) -> None:
     class Late(Scripted):
         def interrupt(self) -> None:
             self.says(Notice("one", 1.0, True, False, "too late"))
 
-    watcher = NoticeWatcher([Late("one")], told)
+    watcher = NoticeWatcher([Late("one")], reported)
     watcher.close()
 
-    assert told.nothing_more()
+    assert reported.nothing_more()
     assert watcher.notice is None
 
 
 @pytest.fixture
-def told() -> Told:
-    """What a watcher has told."""
-    return Told()
+def reported() -> Reported:
+    """The reports of a watcher."""
+    return Reported()
 
 
-def test_a_source_s_own_pause_counts_and_its_return_is_told(
-    told: Told, caplog: pytest.LogCaptureFixture
+def test_a_source_s_own_pause_counts_and_its_recovery_is_logged(
+    reported: Reported, caplog: pytest.LogCaptureFixture
 ) -> None:
     source = Scripted("one")
     source.pause_s = 30.0
-    post = Post(source, told, 5.0)
+    post = Post(source, reported, 5.0)
     pauses = []
     with caplog.at_level(logging.INFO, logger="evenstride"):
         for what in (None, NoAnswer("timeout", "slow"), None, None):
@@ -245,9 +245,9 @@ def test_a_source_s_own_pause_counts_and_its_return_is_told(
     check_message(caplog.messages)
 
 
-def test_a_source_may_fail_for_weeks(told: Told) -> None:
+def test_a_source_may_fail_for_weeks(reported: Reported) -> None:
     source = Scripted("one")
-    post = Post(source, told, 5.0)
+    post = Post(source, reported, 5.0)
     for _ in range(1100):
         source.says(NoAnswer("timeout", "slow"))
         pause_s = post.step()

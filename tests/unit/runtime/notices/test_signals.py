@@ -1,4 +1,4 @@
-"""Signals as notices, each in a process of its own that has a deadline."""
+"""Signals as notices, each in its own process with a deadline."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from evenstride.runtime.notices import NoticeWatcher, Signals
 from tests.messages import check_message
 
-# What a script starts with. `raise_signal` runs the C-level handler before it returns, so bytes
+# The beginning of each script. `raise_signal` runs the C-level handler before it returns, so bytes
 # are in the pipe in the order of the calls.
 PRELUDE = """
 import ctypes, os, queue, select, signal, sys, threading
@@ -30,9 +30,9 @@ def watch(graces, *others):
     source = Signals(graces, clock=lambda: 1000.0, steady=lambda: now_s)
     return NoticeWatcher([source, *others], calls.put)
 
-def told():
+def reported():
     notice = calls.get(timeout=50)
-    print("told", notice.source, notice.leaves_unix_s, flush=True)
+    print("reported", notice.source, notice.leaves_unix_s, flush=True)
     return notice
 
 def say(number, frame):
@@ -41,7 +41,7 @@ def say(number, frame):
 
 
 def run(script: str) -> tuple[list[str], int, str]:
-    """Return the lines a script printed, how it ended, and what it logged."""
+    """Return the printed lines, the exit code and the log of a script."""
     done = subprocess.run(
         [sys.executable, "-c", PRELUDE + textwrap.dedent(script)],
         capture_output=True,
@@ -52,9 +52,9 @@ def run(script: str) -> tuple[list[str], int, str]:
     return done.stdout.splitlines(), done.returncode, done.stderr
 
 
-def test_a_signal_is_a_notice_while_the_main_thread_stands_in_a_call_that_does_not_return() -> None:
-    # The shell sends the signal itself, so the main thread stands in the C library's `system`,
-    # which waits on whatever signals come; and it lets go only when the notice has been told.
+def test_a_signal_is_a_notice_while_the_main_thread_is_blocked() -> None:
+    # The shell sends the signal itself, so the main thread is blocked in the C library's `system`,
+    # which ignores signals and returns only after the notice has been reported.
     lines, code, log = run(
         """
         signal.signal(SIGTERM, say)
@@ -63,7 +63,7 @@ def test_a_signal_is_a_notice_while_the_main_thread_stands_in_a_call_that_does_n
         os.set_inheritable(go, True)
 
         def listen():
-            told()
+            reported()
             os.write(let_go, b"go on\\n")
 
         threading.Thread(target=listen).start()
@@ -74,11 +74,11 @@ def test_a_signal_is_a_notice_while_the_main_thread_stands_in_a_call_that_does_n
     )
 
     assert code == 0, log
-    assert lines[0] == "told SIGTERM 1030.0"
+    assert lines[0] == "reported SIGTERM 1030.0"
     assert sorted(lines[1:]) == ["back", "former SIGTERM"]
 
 
-def test_a_signal_that_python_hears_of_late_is_not_a_second_one() -> None:
+def test_a_late_python_handler_is_not_a_second_signal() -> None:
     lines, code, log = run(
         """
         watcher = watch({SIGTERM: 30.0, SIGUSR1: 5.0})
@@ -87,7 +87,7 @@ def test_a_signal_that_python_hears_of_late_is_not_a_second_one() -> None:
 
         def listen():
             global now_s
-            told()
+            reported()
             now_s = 10.0
             os.write(let_go, b"go on\\n")
 
@@ -96,15 +96,15 @@ def test_a_signal_that_python_hears_of_late_is_not_a_second_one() -> None:
         ctypes.CDLL(None).system(b"kill -TERM %d; read word < /dev/fd/%d" % (os.getpid(), go))
         thread.join()
         raise_signal(SIGUSR1)
-        told()
+        reported()
         watcher.close()
         """
     )
 
-    assert (lines, code) == (["told SIGTERM 1030.0", "told SIGUSR1 1005.0"], 0), log
+    assert (lines, code) == (["reported SIGTERM 1030.0", "reported SIGUSR1 1005.0"], 0), log
 
 
-def test_a_second_signal_ends_even_a_process_that_never_returns_from_a_call() -> None:
+def test_a_second_signal_ends_a_blocked_process() -> None:
     lines, code, log = run(
         """
         watch({SIGTERM: 30.0})
@@ -114,7 +114,7 @@ def test_a_second_signal_ends_even_a_process_that_never_returns_from_a_call() ->
 
         def listen():
             global now_s
-            told()
+            reported()
             now_s = 10.0
             os.write(let_go, b"go on\\n")
 
@@ -127,78 +127,81 @@ def test_a_second_signal_ends_even_a_process_that_never_returns_from_a_call() ->
         """
     )
 
-    assert lines == ["told SIGTERM 1030.0"], log
+    assert lines == ["reported SIGTERM 1030.0"], log
     assert code == -signal.SIGTERM
     check_message(log, "SIGTERM")
 
 
-def test_moments_count_from_the_first_of_several_signals() -> None:
+def test_the_time_for_repeats_counts_from_the_first_signal() -> None:
     lines, code, log = run(
         """
         watcher = watch({SIGTERM: 30.0, SIGUSR1: 5.0})
         raise_signal(SIGTERM)
-        told()
+        reported()
         now_s = 2.0
         raise_signal(SIGTERM)
         raise_signal(SIGUSR1)
-        told()
+        reported()
         now_s = 4.0
         raise_signal(SIGTERM)
         threading.Event().wait(50)
         """
     )
 
-    assert (lines, code) == (["told SIGTERM 1030.0", "told SIGUSR1 1005.0"], -signal.SIGTERM), log
+    assert (lines, code) == (
+        ["reported SIGTERM 1030.0", "reported SIGUSR1 1005.0"],
+        -signal.SIGTERM,
+    ), log
 
 
-def test_only_sigterm_ends_a_process_when_it_comes_again() -> None:
+def test_only_a_second_sigterm_ends_a_process() -> None:
     lines, code, log = run(
         """
         watcher = watch({SIGUSR1: 5.0, SIGUSR2: 3.0})
         raise_signal(SIGUSR1)
-        told()
+        reported()
         now_s = 10.0
         raise_signal(SIGUSR1)
         raise_signal(SIGUSR2)
-        told()
+        reported()
         watcher.close()
         """
     )
 
-    assert (lines, code) == (["told SIGUSR1 1005.0", "told SIGUSR2 1003.0"], 0), log
+    assert (lines, code) == (["reported SIGUSR1 1005.0", "reported SIGUSR2 1003.0"], 0), log
 
 
 @pytest.mark.parametrize(("later_s", "ends"), [(0.5, False), (2.9, False), (3.5, True)])
-def test_a_signal_heard_twice_within_moments_is_one_signal(later_s: float, ends: bool) -> None:
+def test_two_signals_within_seconds_are_one(later_s: float, ends: bool) -> None:
     lines, code, log = run(
         f"""
         watcher = watch({{SIGTERM: 30.0, SIGUSR1: 5.0}})
         raise_signal(SIGTERM)
-        told()
+        reported()
         now_s = {later_s}
         raise_signal(SIGTERM)
         raise_signal(SIGUSR1)
-        told()
+        reported()
         watcher.close()
         """
     )
 
-    assert lines[0] == "told SIGTERM 1030.0"
-    assert (lines[1:] == ["told SIGUSR1 1005.0"]) is not ends, log
+    assert lines[0] == "reported SIGTERM 1030.0"
+    assert (lines[1:] == ["reported SIGUSR1 1005.0"]) is not ends, log
     assert code == (-signal.SIGTERM if ends else 0)
 
 
-def test_whoever_handled_the_signal_before_goes_on_doing_so() -> None:
+def test_previous_handlers_are_still_called() -> None:
     lines, code, log = run(
         """
         signal.signal(SIGTERM, say)
         watcher = watch({SIGTERM: 30.0, SIGUSR1: 5.0})
         raise_signal(SIGTERM)
-        told()
+        reported()
         now_s = 60.0
-        raise_signal(SIGTERM)  # it has been heard when the next one has been told
+        raise_signal(SIGTERM)  # it is processed before the next one is reported
         raise_signal(SIGUSR1)
-        told()
+        reported()
         watcher.close()
         assert signal.getsignal(SIGTERM) is say
         raise_signal(SIGTERM)
@@ -207,8 +210,8 @@ def test_whoever_handled_the_signal_before_goes_on_doing_so() -> None:
     )
 
     assert code == 0, log
-    assert sorted(lines[:2]) == ["former SIGTERM", "told SIGTERM 1030.0"]
-    assert lines[2:] == ["former SIGTERM", "told SIGUSR1 1005.0", "former SIGTERM", "True"]
+    assert sorted(lines[:2]) == ["former SIGTERM", "reported SIGTERM 1030.0"]
+    assert lines[2:] == ["former SIGTERM", "reported SIGUSR1 1005.0", "former SIGTERM", "True"]
 
 
 def test_closing_restores_everything() -> None:
@@ -216,9 +219,11 @@ def test_closing_restores_everything() -> None:
         """
         pipes = lambda: [os.readlink(f"/proc/self/fd/{fd}") for fd in range(3, 64)
                          if os.path.exists(f"/proc/self/fd/{fd}")]
+
         before = pipes()
         watcher = watch({SIGTERM: 30.0, SIGUSR1: None})
         assert pipes() != before
+
         watcher.close()
         watcher.close()
         assert pipes() == before, pipes()
@@ -235,18 +240,18 @@ def test_closing_restores_everything() -> None:
     assert code == -signal.SIGTERM
 
 
-def test_who_came_after_us_keeps_the_handler_when_we_close() -> None:
+def test_closing_keeps_a_handler_that_was_installed_later() -> None:
     lines, code, log = run(
         """
         watcher = watch({SIGTERM: 30.0, SIGUSR1: 5.0})
         ours = signal.getsignal(SIGTERM)
         signal.signal(SIGTERM, lambda *args: (say(*args), ours(*args)))
         raise_signal(SIGTERM)
-        told()
+        reported()
         now_s = 60.0
         raise_signal(SIGTERM)  # who came after us does not want to end
         raise_signal(SIGUSR1)
-        told()
+        reported()
         watcher.close()
         raise_signal(SIGTERM)
         """
@@ -255,8 +260,8 @@ def test_who_came_after_us_keeps_the_handler_when_we_close() -> None:
     assert code == 0, log
     assert sorted(lines) == [
         *["former SIGTERM"] * 3,
-        "told SIGTERM 1030.0",
-        "told SIGUSR1 1005.0",
+        "reported SIGTERM 1030.0",
+        "reported SIGUSR1 1005.0",
     ]
 
 
@@ -268,16 +273,16 @@ def test_a_signal_that_is_ignored_stays_ignored() -> None:
         assert signal.getsignal(SIGTERM) is signal.SIG_IGN
         raise_signal(SIGTERM)
         raise_signal(SIGUSR1)
-        told()
+        reported()
         watcher.close()
         assert signal.getsignal(SIGTERM) is signal.SIG_IGN
         """
     )
 
-    assert (lines, code) == (["told SIGUSR1 1050.0"], 0), log
+    assert (lines, code) == (["reported SIGUSR1 1050.0"], 0), log
 
 
-def test_signals_of_others_are_not_ours() -> None:
+def test_other_signals_are_not_notices() -> None:
     lines, code, log = run(
         """
         for number in (SIGUSR2, signal.SIGINT, signal.SIGRTMIN + 3):
@@ -285,7 +290,7 @@ def test_signals_of_others_are_not_ours() -> None:
         watcher = watch({SIGTERM: 30.0, SIGHUP: 1.0})
         for number in (SIGUSR2, signal.SIGINT, signal.SIGRTMIN + 3, SIGTERM, SIGHUP):
             raise_signal(number)
-        while told().source != "SIGHUP":
+        while reported().source != "SIGHUP":
             pass
         watcher.close()
         """
@@ -295,11 +300,11 @@ def test_signals_of_others_are_not_ours() -> None:
     assert [line for line in lines if line.startswith("theirs")] == [
         f"theirs {number}" for number in (12, 2, 37)
     ]
-    assert lines[-1] == "told SIGHUP 1001.0"
+    assert lines[-1] == "reported SIGHUP 1001.0"
     assert "no notice" not in log
 
 
-def test_the_default_happens_when_the_watch_was_closed_on_another_thread() -> None:
+def test_the_default_action_returns_after_close_on_another_thread() -> None:
     lines, code, log = run(
         """
         watcher = watch({SIGTERM: 30.0})
@@ -317,7 +322,7 @@ def test_the_default_happens_when_the_watch_was_closed_on_another_thread() -> No
     check_message(log)
 
 
-def test_a_handler_that_is_not_python_s_is_left_alone() -> None:
+def test_a_handler_of_another_language_is_kept() -> None:
     lines, code, log = run(
         """
         kind = ctypes.CFUNCTYPE(None, ctypes.c_int)

@@ -1,4 +1,4 @@
-"""The watcher: what it tells, in which order, what it survives, and how it ends."""
+"""The watcher: its reports, their order, the errors that it survives, and its end."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def notice(source: str, leaves_unix_s: float | None, reason: str = "") -> Notice
 
 
 class Scripted:
-    """A source that says what a test tells it to say, when it tells it."""
+    """A source that returns the results that a test sets, when the test sets them."""
 
     on_network = True
     pause_s: float | None = 0.0
@@ -68,14 +68,14 @@ class Scripted:
         self.closed += 1
 
 
-class Told:
-    """What a watcher has told, in order."""
+class Reported:
+    """The reports of a watcher, in order."""
 
     def __init__(self) -> None:
         self._calls: queue.Queue[Notice | None] = queue.Queue()
 
-    def __call__(self, told: Notice | None) -> None:
-        self._calls.put(told)
+    def __call__(self, reported: Notice | None) -> None:
+        self._calls.put(reported)
 
     def next(self) -> Notice | None:
         return self._calls.get(timeout=DEADLINE_S)
@@ -85,42 +85,42 @@ class Told:
 
 
 @pytest.fixture
-def told() -> Told:
-    return Told()
+def reported() -> Reported:
+    return Reported()
 
 
 @pytest.fixture
-def pair(told: Told) -> Iterator[tuple[Scripted, Scripted, NoticeWatcher]]:
+def pair(reported: Reported) -> Iterator[tuple[Scripted, Scripted, NoticeWatcher]]:
     """Two sources, watched."""
     one, other = Scripted("one"), Scripted("other")
-    watcher = NoticeWatcher([one, other], told)
+    watcher = NoticeWatcher([one, other], reported)
     yield one, other, watcher
     watcher.close()
 
 
-def test_the_earliest_wins_and_a_withdrawal_falls_back_to_the_next(
-    pair: tuple[Scripted, Scripted, NoticeWatcher], told: Told
+def test_the_earliest_notice_counts_and_after_its_withdrawal_the_next(
+    pair: tuple[Scripted, Scripted, NoticeWatcher], reported: Reported
 ) -> None:
     one, other, watcher = pair
     early, late = notice("one", 100.0), notice("other", 200.0)
 
     other.says(late)
-    assert told.next() == late
+    assert reported.next() == late
     one.says(early)
-    assert told.next() == early
+    assert reported.next() == early
     assert set(watcher.notices) == {early, late}
     one.says(None)
-    assert told.next() == late
+    assert reported.next() == late
     other.says(None)
-    assert told.next() is None
+    assert reported.next() is None
 
     watcher.close()
     assert watcher.notice is None
-    assert told.nothing_more()
+    assert reported.nothing_more()
 
 
-def test_only_what_changes_is_told(
-    pair: tuple[Scripted, Scripted, NoticeWatcher], told: Told
+def test_only_changes_are_reported(
+    pair: tuple[Scripted, Scripted, NoticeWatcher], reported: Reported
 ) -> None:
     one, other, watcher = pair
 
@@ -128,68 +128,70 @@ def test_only_what_changes_is_told(
     one.says(notice("one", 100.0))
     one.says(notice("one", 100.0))
     one.says(notice("one", 90.0))
-    first, second = told.next(), told.next()
+    first, second = reported.next(), reported.next()
     other.says(notice("other", 95.0))
     other.says(notice("other", None))
 
     assert [first, second] == [notice("one", 100.0), notice("one", 90.0)]
-    assert told.next() == notice("other", None)
+    assert reported.next() == notice("other", None)
     watcher.close()
-    assert told.nothing_more()
+    assert reported.nothing_more()
 
 
-def test_a_failure_takes_no_notice_back(
-    pair: tuple[Scripted, Scripted, NoticeWatcher], told: Told
+def test_a_failed_poll_does_not_withdraw_a_notice(
+    pair: tuple[Scripted, Scripted, NoticeWatcher], reported: Reported
 ) -> None:
     one, _, watcher = pair
 
     one.says(notice("one", 100.0))
-    assert told.next() == notice("one", 100.0)
-    one.says(NoAnswer("timeout", "it did not answer"))
+    assert reported.next() == notice("one", 100.0)
+    one.says(NoAnswer("timeout", "it did not respond"))
     watcher.close()
 
     assert watcher.notice == notice("one", 100.0)
-    assert told.nothing_more()
+    assert reported.nothing_more()
 
 
-def test_a_fault_of_the_caller_s_does_not_end_the_watch(caplog: pytest.LogCaptureFixture) -> None:
-    told = Told()
+def test_an_error_of_the_callback_does_not_end_the_watcher(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    reported = Reported()
 
     def changed(what: Notice | None) -> None:
-        told(what)
+        reported(what)
         raise ZeroDivisionError
 
     source = Scripted("one")
     watcher = NoticeWatcher([source], changed)
     source.says(notice("one", 1.0))
-    told.next()
+    reported.next()
     source.says(notice("one", 2.0))
 
-    assert told.next() == notice("one", 2.0)
+    assert reported.next() == notice("one", 2.0)
     watcher.close()
     check_message(caplog.messages)
 
 
-def test_the_caller_may_close_the_watcher_from_within(told: Told) -> None:
+def test_the_callback_may_close_the_watcher(reported: Reported) -> None:
     source = Scripted("one")
 
     def changed(what: Notice | None) -> None:
         assert watcher.notices == (what,)
         watcher.close()
-        told(what)
+        reported(what)
 
     watcher = NoticeWatcher([source], changed)
     source.says(notice("one", 1.0))
 
-    assert told.next() == notice("one", 1.0)
+    assert reported.next() == notice("one", 1.0)
     watcher.close()
 
 
-def test_a_process_that_does_not_poll_clouds_leaves_them_alone(told: Told) -> None:
+def test_a_process_that_does_not_poll_clouds_starts_no_source(reported: Reported) -> None:
     cloud, local = Scripted("cloud"), Scripted("local")
     local.on_network = False
 
-    watcher = NoticeWatcher([cloud, local], told, polls_clouds=False)
+    watcher = NoticeWatcher([cloud, local], reported, polls_clouds=False)
     watcher.close()
 
     assert (cloud.started, cloud.closed) == (0, 0)
@@ -197,13 +199,13 @@ def test_a_process_that_does_not_poll_clouds_leaves_them_alone(told: Told) -> No
 
 
 @pytest.mark.parametrize("interval_s", [0.0, -1.0, float("nan")])
-def test_an_interval_that_cannot_be_is_refused(interval_s: float, told: Told) -> None:
+def test_an_invalid_interval_is_refused(interval_s: float, reported: Reported) -> None:
     with raises_message(ConfigError):
-        NoticeWatcher([], told, interval_s)
+        NoticeWatcher([], reported, interval_s)
 
 
-def test_nothing_is_asked_on_a_machine_that_shows_no_cloud(
-    tmp_path: Path, told: Told, monkeypatch: pytest.MonkeyPatch
+def test_without_a_detected_cloud_no_request_is_sent(
+    tmp_path: Path, reported: Reported, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     attempts: list[Any] = []
 
@@ -215,22 +217,22 @@ def test_nothing_is_asked_on_a_machine_that_shows_no_cloud(
         monkeypatch.setattr(socket, name, refuse)
     (tmp_path / "sys_vendor").write_text("QEMU")
 
-    watcher = NoticeWatcher(make_sources("auto", dmi=tmp_path), told)
+    watcher = NoticeWatcher(make_sources("auto", dmi=tmp_path), reported)
     watcher.close()
     assert attempts == []
 
     (tmp_path / "sys_vendor").write_text("Amazon EC2")
-    post = Post(make_sources("auto", dmi=tmp_path)[0], told, 5.0)
+    post = Post(make_sources("auto", dmi=tmp_path)[0], reported, 5.0)
     post.step()
     assert len(attempts) == 1, "the guard above does not see attempts"
 
 
-def test_failures_are_said_once_per_kind_and_polls_get_rarer(
-    told: Told, caplog: pytest.LogCaptureFixture
+def test_each_kind_of_failure_is_logged_once_and_polls_get_rarer(
+    reported: Reported, caplog: pytest.LogCaptureFixture
 ) -> None:
     source = Scripted("one")
     source.pause_s = None
-    post = Post(source, told, 2.0)
+    post = Post(source, reported, 2.0)
     timeout, busy = NoAnswer("timeout", "slow"), NoAnswer("status 503", "busy")
 
     pauses = []
@@ -245,14 +247,14 @@ def test_failures_are_said_once_per_kind_and_polls_get_rarer(
         (False, True),
         (False, False),
     ]
-    assert told.next() is None
+    assert reported.next() is None
 
 
-def test_a_source_without_a_pause_cannot_spin_when_it_fails(told: Told) -> None:
+def test_a_failing_source_without_a_pause_does_not_spin(reported: Reported) -> None:
     source = Scripted("one")
     source.says(OSError("odd"))
 
-    assert Post(source, told, 5.0).step() >= 1.0
+    assert Post(source, reported, 5.0).step() >= 1.0
 
 
 def bad_servers() -> dict[str, Any]:
@@ -267,72 +269,72 @@ def bad_servers() -> dict[str, Any]:
 
 @pytest.mark.parametrize("kind", ["aws", "gcp", "azure"])
 @pytest.mark.parametrize("bad", bad_servers())
-def test_no_server_ends_the_watch(
-    kind: str, bad: str, told: Told, caplog: pytest.LogCaptureFixture
+def test_no_server_can_end_the_watcher(
+    kind: str, bad: str, reported: Reported, caplog: pytest.LogCaptureFixture
 ) -> None:
     server = bad_servers()[bad]
     if server is None:
-        _step_twice(closed_port(), kind, told, False)
+        _step_twice(closed_port(), kind, reported, False)
     else:
         with server as where:
             url = where if isinstance(where, str) else where.url
-            _step_twice(url, kind, told, bad == "hanging")
+            _step_twice(url, kind, reported, bad == "hanging")
 
-    assert told.nothing_more()
-    assert caplog.text.count("no notice from") == 1
+    assert reported.nothing_more()
+    assert caplog.text.count("for notices failed") == 1
 
 
-def _step_twice(url: str, kind: str, told: Told, hangs: bool) -> None:
+def _step_twice(url: str, kind: str, reported: Reported, hangs: bool) -> None:
     source = make_sources(kind, base_url=url)[0]
     limit_s = 0.05 if hangs else DEADLINE_S
     vars(source)["_wire"]._timeout_s = vars(source)["_limit_s"] = limit_s
-    post = Post(source, told, 5.0)
+    post = Post(source, reported, 5.0)
     assert [post.step(), post.step()] == ([2.0, 4.0] if kind == "gcp" else [10.0, 10.0])
 
 
 def turnstile(stop: threading.Event, _: float) -> bool:
-    """Wait as a watcher does, but not for long: what is awaited comes at once."""
+    """Wait like a watcher, but only briefly, because the event is set at once."""
     return stop.wait(0.001)
 
 
-def test_a_spot_interruption_is_told_and_a_404_takes_it_back(told: Told) -> None:
+def test_a_spot_interruption_is_reported_and_a_404_withdraws_it(reported: Reported) -> None:
     cloud = FakeAws()
     with served(cloud) as server:
-        watcher = NoticeWatcher([Aws(server.url, timeout_s=DEADLINE_S)], told, wait=turnstile)
+        watcher = NoticeWatcher([Aws(server.url, timeout_s=DEADLINE_S)], reported, wait=turnstile)
         cloud.action = b'{"action": "stop", "time": "2017-09-18T08:22:00Z"}'
-        first = told.next()
+        first = reported.next()
         cloud.action = None
-        second = told.next()
+        second = reported.next()
         watcher.close()
 
     assert first == Notice("aws", AT, True, False, "spot interruption (stop)")
     assert second is None
 
 
-def test_an_eviction_is_told_moved_and_withdrawn(told: Told) -> None:
+def test_an_eviction_is_reported_moved_and_withdrawn(reported: Reported) -> None:
     cloud = FakeAzure(events=document(event()))
     with served(cloud) as server:
         sources = make_sources("azure", base_url=server.url)
-        watcher = NoticeWatcher(sources, told, wait=turnstile)
-        first = told.next()
+        watcher = NoticeWatcher(sources, reported, wait=turnstile)
+        first = reported.next()
         cloud.events = document(event(NotBefore="Mon, 18 Sep 2017 08:22:30 GMT"))
-        second = told.next()
+        second = reported.next()
         cloud.events = document()
-        third = told.next()
+        third = reported.next()
         watcher.close()
 
     assert first is not None and second is not None
     assert (first.leaves_unix_s, second.leaves_unix_s, third) == (AT, AT + 30.0, None)
 
 
-def test_closing_ends_long_polls_and_leaves_no_thread_and_no_file(told: Told) -> None:
+def test_closing_ends_long_polls_and_leaves_no_thread_and_no_file(reported: Reported) -> None:
     cloud = FakeGcp()
     with served(cloud) as server:
         before = open_pipes()
         sources: list[NoticeSource] = [
             Gcp(key, server.url, timeout_s=DEADLINE_S) for key in (PREEMPTED, MAINTENANCE)
         ]
-        watcher = NoticeWatcher(sources, told, wait=turnstile)
+        watcher = NoticeWatcher(sources, reported, wait=turnstile)
         for _ in sources:
             assert cloud.waiting.acquire(timeout=DEADLINE_S)
         names = {thread.name for thread in threading.enumerate()}
@@ -349,7 +351,7 @@ def test_closing_ends_long_polls_and_leaves_no_thread_and_no_file(told: Told) ->
 
 
 def open_pipes() -> set[str]:
-    """Return the pipes this process has open; a name is of one pipe, unlike a number."""
+    """Return the open pipes of this process; names are unique, unlike numbers."""
     names = set()
     for link in Path("/proc/self/fd").iterdir():
         with suppress(OSError):  # the folder's own
@@ -357,7 +359,7 @@ def open_pipes() -> set[str]:
     return {name for name in names if name.startswith("pipe:")}
 
 
-def test_closing_ends_a_pause(told: Told) -> None:
+def test_closing_ends_a_pause(reported: Reported) -> None:
     cloud, pausing = FakeAws(), threading.Event()
 
     def wait(stop: threading.Event, pause_s: float) -> bool:
@@ -366,21 +368,21 @@ def test_closing_ends_a_pause(told: Told) -> None:
 
     with served(cloud) as server:
         sources = [Aws(server.url, timeout_s=DEADLINE_S)]
-        watcher = NoticeWatcher(sources, told, 3600.0, wait=wait)
+        watcher = NoticeWatcher(sources, reported, 3600.0, wait=wait)
         assert pausing.wait(DEADLINE_S)
         watcher.close()
 
     assert not [t for t in threading.enumerate() if t.name.startswith("evenstride-notices")]
 
 
-def test_the_clock_that_counts_is_the_one_given(told: Told) -> None:
+def test_the_given_clock_is_used(reported: Reported) -> None:
     cloud = FakeGcp()
     with served(cloud) as server:
         (source, _) = make_sources("gcp", base_url=server.url, clock=lambda: AT)
-        watcher = NoticeWatcher([source], told, wait=turnstile)
+        watcher = NoticeWatcher([source], reported, wait=turnstile)
         assert cloud.waiting.acquire(timeout=DEADLINE_S)
         cloud.turn("preempted", "TRUE")
-        found = told.next()
+        found = reported.next()
         watcher.close()
 
     assert found == Notice("gcp", AT + 30.0, True, False, "preemption")

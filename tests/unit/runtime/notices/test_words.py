@@ -1,4 +1,4 @@
-"""What the clouds' answers, the firmware and the setting mean, without any network."""
+"""The meaning of the clouds' responses, the firmware's data and the setting, without a network."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ PARSERS = {
 
 
 def event(**other: Any) -> dict[str, Any]:
-    """Return an event as the documentation of Scheduled Events shows them."""
+    """Return an event as in the documentation of Scheduled Events."""
     return {
         "EventId": "C7061BAC-AFDC-4513-B24B-AA5F13A16123",
         "EventStatus": "Scheduled",
@@ -67,7 +67,7 @@ def document(*events: Any) -> bytes:
         (b'{"action": "terminate", "time": 17}', None),
     ],
 )
-def test_aws_tells_when_a_spot_instance_goes(body: bytes, leaves_unix_s: float | None) -> None:
+def test_aws_reports_the_time_of_an_interruption(body: bytes, leaves_unix_s: float | None) -> None:
     notice = aws.parse(200, body)
 
     assert notice is not None
@@ -75,7 +75,7 @@ def test_aws_tells_when_a_spot_instance_goes(body: bytes, leaves_unix_s: float |
     assert (notice.source, notice.whole_host, notice.withdrawable) == ("aws", True, False)
 
 
-def test_a_time_without_a_zone_is_utc_wherever_the_machine_stands(
+def test_a_time_without_a_zone_is_utc(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("TZ", "XYZ-9")
@@ -89,12 +89,12 @@ def test_a_time_without_a_zone_is_utc_wherever_the_machine_stands(
     assert notice is not None and notice.leaves_unix_s == AT
 
 
-def test_aws_has_no_notice_where_there_is_no_document() -> None:
+def test_aws_has_no_notice_without_a_document() -> None:
     assert aws.parse(404, b"<html>") is None
     assert aws.parse_rebalance(404, b"") is None
 
 
-def test_a_rebalance_recommendation_is_no_certainty() -> None:
+def test_a_rebalance_recommendation_may_be_withdrawn() -> None:
     notice = aws.parse_rebalance(200, b'{"noticeTime": "2020-10-27T08:22:00Z"}')
 
     assert notice == Notice("aws", None, True, True, "rebalance recommendation")
@@ -108,7 +108,7 @@ def test_a_rebalance_recommendation_is_no_certainty() -> None:
         (gcp.MAINTENANCE, b"SHUTDOWN_ON_HOST_MAINTENANCE\n", AT + 60),
     ],
 )
-def test_gcp_counts_from_when_the_value_turned(
+def test_gcp_counts_from_the_change_of_the_value(
     key: str, value: bytes, leaves_unix_s: float
 ) -> None:
     notice = gcp.parse(key, 200, value, AT)
@@ -128,12 +128,12 @@ def test_gcp_counts_from_when_the_value_turned(
         (gcp.MAINTENANCE, b"A_WORD_OF_A_LATER_VERSION"),
     ],
 )
-def test_gcp_has_no_notice_where_the_machine_goes_on(key: str, value: bytes) -> None:
+def test_gcp_has_no_notice_if_the_machine_continues(key: str, value: bytes) -> None:
     assert gcp.parse(key, 200, value, AT) is None
 
 
 @pytest.mark.parametrize("kind", ["Preempt", "Terminate", "Reboot", "Redeploy"])
-def test_azure_tells_what_ends_this_process(kind: str) -> None:
+def test_azure_reports_events_that_end_this_process(kind: str) -> None:
     notice = azure.parse(200, document(event(EventType=kind)), "WORKER_3", ())
 
     assert notice == Notice("azure", AT, True, True, f"scheduled event ({kind})")
@@ -151,7 +151,7 @@ def test_azure_tells_what_ends_this_process(kind: str) -> None:
     ],
     ids=["freeze", "unknown", "others", "no list", "none", "no names"],
 )
-def test_azure_has_no_notice_where_this_process_goes_on(other: dict[str, Any]) -> None:
+def test_azure_has_no_notice_if_this_process_continues(other: dict[str, Any]) -> None:
     assert azure.parse(200, document(other), "worker_3", ()) is None
 
 
@@ -171,7 +171,7 @@ def test_an_eviction_that_has_started_may_end_any_moment() -> None:
     assert notice == Notice("azure", None, True, False, "scheduled event (Preempt)")
 
 
-def test_a_restart_that_had_begun_when_first_seen_is_the_one_we_come_from() -> None:
+def test_a_started_restart_is_the_one_before_this_process() -> None:
     started = event(EventType="Reboot", EventStatus="Started", NotBefore="")
 
     unseen = azure.parse(200, document(started), "worker_3", ())
@@ -186,9 +186,7 @@ def test_a_restart_that_had_begun_when_first_seen_is_the_one_we_come_from() -> N
 @pytest.mark.parametrize(
     "body", [b"", b"\xff\xfe", b"[" * 60000, b"null", b"[]", b'{"a":', b'{"Events": 3}']
 )
-def test_an_answer_that_says_nothing_is_neither_yes_nor_no(
-    name: str, status: int, body: bytes
-) -> None:
+def test_an_invalid_response_is_no_answer(name: str, status: int, body: bytes) -> None:
     with pytest.raises(NoAnswer):
         PARSERS[name](status, body)
 
@@ -207,10 +205,10 @@ _fields = st.sampled_from(
     parser=st.sampled_from(sorted(PARSERS)),
     status=st.sampled_from([200, 404, 500]),
     body=st.binary()
-    | st.dictionaries(_fields, _json).map(lambda told: json.dumps(told).encode())
-    | st.lists(st.dictionaries(_fields, _json) | _json).map(lambda told: document(*told)),
+    | st.dictionaries(_fields, _json).map(lambda reported: json.dumps(reported).encode())
+    | st.lists(st.dictionaries(_fields, _json) | _json).map(lambda reported: document(*reported)),
 )
-def test_no_answer_brings_a_parser_down(parser: str, status: int, body: bytes) -> None:
+def test_no_response_crashes_a_parser(parser: str, status: int, body: bytes) -> None:
     with suppress(NoAnswer):
         PARSERS[parser](status, body)
 
@@ -233,7 +231,7 @@ def test_the_earliest_notice_is_never_after_another(times: list[float | None]) -
     late=st.floats(0, 0.9),
     steps=st.integers(1, 4),
 )
-def test_a_skew_is_found_to_within_what_a_header_tells_and_then_kept(
+def test_a_skew_is_measured_from_headers_and_kept(
     skew: float, now: float, late: float, steps: int
 ) -> None:
     known = 0.0
@@ -243,7 +241,7 @@ def test_a_skew_is_found_to_within_what_a_header_tells_and_then_kept(
         known = skew_s(known, float(int(at + skew - late)), at)
         found.append(known)
 
-    assert all(abs(told - skew) <= 1.5 + 0.5 + 0.9 for told in found)
+    assert all(abs(each - skew) <= 1.5 + 0.5 + 0.9 for each in found)
     assert sum(a != b for a, b in pairwise([0.0, *found])) <= 1
 
 
@@ -267,7 +265,7 @@ def test_a_skew_is_found_to_within_what_a_header_tells_and_then_kept(
         ({}, None),
     ],
 )
-def test_the_firmware_tells_the_cloud(
+def test_the_cloud_is_detected_from_the_firmware(
     tmp_path: Path, files: dict[str, str], cloud: str | None
 ) -> None:
     for name, text in files.items():
@@ -289,7 +287,7 @@ def test_the_firmware_tells_the_cloud(
         ("sigterm", ["signals"]),
     ],
 )
-def test_a_setting_names_what_is_watched(tmp_path: Path, setting: str, names: list[str]) -> None:
+def test_a_setting_names_the_sources(tmp_path: Path, setting: str, names: list[str]) -> None:
     (tmp_path / "chassis_asset_tag").write_text("7783-7084-3265-9085-8269-3286-77")
 
     sources = make_sources(setting, dmi=tmp_path)
@@ -307,7 +305,7 @@ def test_a_setting_names_what_is_watched(tmp_path: Path, setting: str, names: li
         ("SIGUSR2", True, {"SIGUSR2": None}),
     ],
 )
-def test_a_setting_names_signals_and_how_long_they_leave(
+def test_a_setting_names_signals_and_their_times(
     tmp_path: Path, setting: str, slurm: bool, graces: dict[str, float | None]
 ) -> None:
     (source,) = make_sources(setting, slurm=slurm, dmi=tmp_path)
@@ -332,7 +330,7 @@ def test_a_setting_names_signals_and_how_long_they_leave(
         ("auto,SIGUSR1@20,SIGUSR1@20", ("SIGUSR1",)),
     ],
 )
-def test_a_setting_that_cannot_be_is_refused_with_what_can(
+def test_an_invalid_setting_is_refused_with_the_valid_ones(
     setting: str, said: tuple[str, ...]
 ) -> None:
     with raises_message(ConfigError, *said):
@@ -342,13 +340,13 @@ def test_a_setting_that_cannot_be_is_refused_with_what_can(
 @pytest.mark.parametrize(
     "url", ["https://127.0.0.1", "169.254.169.254", "http://", "http://a/?b", "http://a b"]
 )
-def test_an_address_that_cannot_be_asked_is_refused(url: str) -> None:
+def test_an_invalid_address_is_refused(url: str) -> None:
     with raises_message(ConfigError):
         Wire(url, 1.0)
 
 
 @pytest.mark.parametrize("path", ["/a b", "/a\r\nX: y", "/\N{LATIN SMALL LETTER E WITH ACUTE}"])
-def test_a_request_that_would_be_two_is_not_sent(path: str) -> None:
+def test_an_unsafe_request_is_not_sent(path: str) -> None:
     wire = Wire("http://127.0.0.1:9", 1.0)
 
     with pytest.raises(NoAnswer) as in_path:
@@ -360,14 +358,14 @@ def test_a_request_that_would_be_two_is_not_sent(path: str) -> None:
 
 
 @pytest.mark.parametrize("body", [b"", b" \n", b"a\nb", b"a\x00b", b"\xff"])
-def test_what_is_no_line_of_text_is_garbage(body: bytes) -> None:
+def test_anything_but_a_line_of_text_is_garbage(body: bytes) -> None:
     with raises_message(NoAnswer):
         plain_text(body)
     assert plain_text(b" worker_3\n") == "worker_3"
 
 
 @pytest.mark.parametrize("text", ["", "soon", "Mon, 99 Sep 2016 18:29:47 GMT", "Mon, 19 Sep 0"])
-def test_a_date_that_is_none_is_none(text: str) -> None:
+def test_an_invalid_date_is_none(text: str) -> None:
     assert http_date_unix_s(text) is None
     assert http_date_unix_s("Mon, 18 Sep 2017 08:22:00 GMT") == AT
 

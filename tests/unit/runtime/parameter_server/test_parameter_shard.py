@@ -39,7 +39,7 @@ def _step(net: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     ("kind", "settings"),
     [("SGD", {"momentum": 0.9}), ("Adam", {}), ("AdamW", {}), ("RMSprop", {}), ("SGD", {})],
 )
-def test_a_part_goes_on_from_the_state_there_was(kind: str, settings: dict[str, Any]) -> None:
+def test_a_part_continues_from_the_optimizers_state(kind: str, settings: dict[str, Any]) -> None:
     net, optimizer = _trained(kind, **settings)
     mine = [list(net.parameters())[i] for i in (0, 2)]
     shard = Shard()
@@ -47,10 +47,10 @@ def test_a_part_goes_on_from_the_state_there_was(kind: str, settings: dict[str, 
 
     net(torch.ones(2, 3).double()).square().sum().backward()
     gradients = [p.grad.clone() for p in mine if p.grad is not None]
-    told = [{**group, "lr": group["lr"] / 10} for group in settings_of(optimizer)]
+    settings = [{**group, "lr": group["lr"] / 10} for group in settings_of(optimizer)]
     for group in optimizer.param_groups:
         group["lr"] /= 10
-    stepped = shard.step(0, told, gradients)
+    stepped = shard.step(0, settings, gradients)
     optimizer.step()
 
     assert [w.tolist() for w in stepped] == [p.tolist() for p in mine]
@@ -82,7 +82,7 @@ def test_a_smaller_step_is_one_of_smaller_learning_rates(
         assert [w.tolist() for w in stepped] == [p.tolist() for p in net.parameters()]
 
 
-def test_a_part_shares_nothing_with_what_it_was_made_of() -> None:
+def test_a_part_shares_no_memory_with_its_source() -> None:
     net, optimizer = _trained("SGD", momentum=0.9)
     before = [p.tolist() for p in net.parameters()]
     part = part_of(optimizer, list(net.parameters()))
@@ -96,7 +96,7 @@ def test_a_part_shares_nothing_with_what_it_was_made_of() -> None:
     assert all(bool(s["momentum_buffer"].any()) for s in optimizer.state.values())
 
 
-def test_who_comes_first_brings_the_weights() -> None:
+def test_the_first_worker_sends_the_weights() -> None:
     (_, first), (net, second) = _trained("SGD"), _trained("Adam")
     shard = Shard()
 
@@ -107,7 +107,7 @@ def test_who_comes_first_brings_the_weights() -> None:
     assert [w.tolist() for w in shard.weights(0)] == expected
 
 
-def test_weights_are_known_by_their_keys_those_of_the_latest_optimizer() -> None:
+def test_weights_have_keys_and_come_from_the_latest_optimizer() -> None:
     (net, first), (_, second) = _trained("SGD"), _trained("Adam")
     one, two, *_ = net.parameters()
     shard = Shard()
@@ -119,7 +119,7 @@ def test_weights_are_known_by_their_keys_those_of_the_latest_optimizer() -> None
     assert found == {5: parameters_of(second)[0].tolist(), 3: two.tolist()}
 
 
-def test_a_gradient_that_only_some_have_counts_as_zero_elsewhere() -> None:
+def test_a_missing_gradient_counts_as_zero() -> None:
     one, two = torch.tensor([1.0, 2.0]), torch.tensor([3.0, 6.0])
 
     mean = mean_of([[one, None, None], [two, two, None], [one, None, None]])
@@ -132,7 +132,7 @@ def test_a_gradient_that_only_some_have_counts_as_zero_elsewhere() -> None:
     assert one.tolist() == [1.0, 2.0], "what was pushed is not overwritten"
 
 
-def test_a_step_waits_for_all_and_adds_up_in_the_order_of_the_workers() -> None:
+def test_a_step_waits_for_all_workers_and_sums_in_their_order() -> None:
     ends = []
     for order in ((0, 1, 2), (2, 0, 1)):
         net, optimizer = _trained("SGD")
@@ -149,7 +149,7 @@ def test_a_step_waits_for_all_and_adds_up_in_the_order_of_the_workers() -> None:
     assert ends[0] == ends[1]
 
 
-def test_a_step_that_fails_is_told_to_all() -> None:
+def test_a_failed_step_raises_on_all_workers() -> None:
     net, optimizer = _trained("SGD")
     server = Server(workers=2)
     server.begin(0, part_of(optimizer, list(net.parameters())), range(4))

@@ -1,4 +1,4 @@
-"""A server steps with what comes, and counts how old the weights were that it came from."""
+"""A server steps with each gradient, and counts the staleness of its weights."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.messages import raises_message
 
 
 def _serving(rate: str = "constant", workers: int = 3) -> tuple[Server, torch.optim.Optimizer]:
-    """Return a server of one number, 1.0, which steps by its gradient, and its optimizer."""
+    """Return a server with one parameter, 1.0, and its optimizer, which steps by the gradient."""
     parameter = nn.Parameter(torch.ones(1, dtype=torch.float64))
     optimizer = torch.optim.SGD([parameter], lr=1.0)
     server = Server(workers, WorkDispatcher(workers, None), rate)
@@ -31,7 +31,7 @@ def _push(server: Server, worker: int, optimizer: torch.optim.Optimizer) -> floa
     return float(weights[0])
 
 
-def test_staleness_is_what_others_did_between_a_pull_and_the_push() -> None:
+def test_staleness_counts_the_updates_between_a_pull_and_its_push() -> None:
     server, optimizer = _serving()
 
     for worker in (0, 0, 1, 0):
@@ -54,7 +54,7 @@ def test_an_old_update_can_be_made_smaller_by_its_staleness() -> None:
     assert weights == pytest.approx([0.75, 0.5, 0.375])
 
 
-def test_weights_that_were_sent_do_not_change_any_more() -> None:
+def test_sent_weights_do_not_change() -> None:
     server, optimizer = _serving()
     gradient = torch.full((1,), 0.25, dtype=torch.float64)
 
@@ -75,7 +75,7 @@ def test_the_update_of_a_lost_worker_changes_nothing() -> None:
     assert server.pull(0)[7].tolist() == [1.0]
 
 
-def test_a_server_without_the_office_refuses_a_lost_worker_as_well() -> None:
+def test_a_server_without_a_dispatcher_also_refuses_a_lost_worker() -> None:
     server, optimizer = _serving()
     server.dispatcher = None
     server.leave(1)
@@ -86,7 +86,7 @@ def test_a_server_without_the_office_refuses_a_lost_worker_as_well() -> None:
     assert server.pull(0)[7].tolist() == [1.0]
 
 
-def test_weights_that_were_pulled_do_not_change_any_more() -> None:
+def test_pulled_weights_do_not_change() -> None:
     server, optimizer = _serving()
 
     pulled = server.pull(0)
@@ -95,7 +95,7 @@ def test_weights_that_were_pulled_do_not_change_any_more() -> None:
     assert pulled[7].tolist() == [1.0]
 
 
-def test_a_step_that_waits_for_one_that_has_ended_is_told_so() -> None:
+def test_a_step_that_waits_for_an_ended_worker_raises() -> None:
     server, optimizer = _serving(workers=2)
     gradients = [torch.zeros(1, dtype=torch.float64)]
 

@@ -1,4 +1,4 @@
-"""Whoever asks the dispatcher gets samples once, its turn in time, and never waits for ever."""
+"""Workers get each sample once and their turn in time, and no worker waits forever."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from tests.messages import raises_message
 
 
 class Simulated:
-    """A worker that asks, trains what it gets, and may prefetch.
+    """A worker that requests samples, trains them, and may prefetch.
 
     Args:
-        dispatcher: that it asks.
-        number: of it.
-        share: samples that it asks for.
-        ahead: pieces that it holds besides the one it trains.
+        dispatcher: the dispatcher that it asks.
+        number: its number.
+        share: the number of samples that it requests.
+        ahead: the number of requests that it prefetches.
     """
 
     def __init__(self, dispatcher: WorkDispatcher, number: int, share: int, ahead: int) -> None:
@@ -32,7 +32,7 @@ class Simulated:
         self.later = False
 
     def can_move(self) -> bool:
-        """Whether it has anything to do but wait."""
+        """Whether it can do more than wait."""
         if not self.there:
             return False
         if self.asked is not None:
@@ -40,7 +40,7 @@ class Simulated:
         return self.turn is None or bool(self.turn.done())
 
     def move(self, end: int) -> None:
-        """Do the next thing: hear an answer, ask, or train."""
+        """Make the next action: take an answer, send a request, or train."""
         if self.asked is not None:
             self._hear()
         elif len(self.hand) <= self.ahead and not self.later:
@@ -69,7 +69,7 @@ class Simulated:
 
 
 @given(data=st.data())
-def test_each_sample_is_trained_once_in_each_epoch_and_nobody_waits_for_ever(
+def test_each_sample_is_trained_once_per_epoch_and_no_worker_waits_forever(
     data: st.DataObject,
 ) -> None:
     shares = data.draw(st.lists(st.integers(1, 5), min_size=1, max_size=4))
@@ -101,7 +101,7 @@ def test_each_sample_is_trained_once_in_each_epoch_and_nobody_waits_for_ever(
     assert bound is None or report["most_ahead"] <= bound + 1
 
 
-def test_who_left_its_loop_gives_back_what_it_has() -> None:
+def test_a_worker_that_stops_early_returns_its_samples() -> None:
     dispatcher = WorkDispatcher(2, None)
     first, second = dispatcher.take(0, 0, 10, 8), dispatcher.take(1, 0, 10, 1)
     assert first.value() == [(0, 8)]
@@ -114,7 +114,7 @@ def test_who_left_its_loop_gives_back_what_it_has() -> None:
     assert dispatcher.report()["handed_out_again"] == 8
 
 
-def test_an_epoch_begins_when_all_are_there() -> None:
+def test_an_epoch_begins_when_all_workers_have_asked() -> None:
     dispatcher = WorkDispatcher(2, None)
 
     early = dispatcher.take(0, 3, 4, 4)
@@ -124,7 +124,7 @@ def test_an_epoch_begins_when_all_are_there() -> None:
     assert early.value() == [(0, 4)]
 
 
-def test_who_has_nothing_is_told_when_the_epoch_is_over_not_before() -> None:
+def test_an_idle_worker_gets_its_answer_at_the_end_of_the_epoch() -> None:
     dispatcher = WorkDispatcher(2, None)
     dispatcher.take(0, 0, 4, 4)
     idle = dispatcher.take(1, 0, 4, 4)
@@ -136,7 +136,7 @@ def test_who_has_nothing_is_told_when_the_epoch_is_over_not_before() -> None:
     assert dispatcher.take(0, 0, 4, 4).value() is None
 
 
-def test_nobody_waits_for_one_that_has_nothing_to_train() -> None:
+def test_no_worker_waits_for_an_idle_one() -> None:
     dispatcher = WorkDispatcher(2, 0)
     dispatcher.take(0, 0, 4, 2)
     idle = dispatcher.take(1, 0, 4, 0)
@@ -145,7 +145,7 @@ def test_nobody_waits_for_one_that_has_nothing_to_train() -> None:
     assert dispatcher.made(0, 0) == (True, 2)
 
 
-def test_whoever_is_too_far_ahead_waits_for_its_turn() -> None:
+def test_a_worker_that_is_too_far_ahead_waits() -> None:
     dispatcher = WorkDispatcher(2, 1)
     for worker in (0, 1):
         dispatcher.take(worker, 0, 20, 2)
@@ -161,7 +161,7 @@ def test_whoever_is_too_far_ahead_waits_for_its_turn() -> None:
     assert turn.done()
 
 
-def test_the_update_of_one_that_was_taken_for_lost_is_refused() -> None:
+def test_the_update_of_a_lost_worker_is_refused() -> None:
     dispatcher = WorkDispatcher(2, None)
     dispatcher.require(1)
     dispatcher.gone(1)
@@ -177,7 +177,7 @@ def test_the_update_of_one_that_was_taken_for_lost_is_refused() -> None:
     assert dispatcher.take(0, 0, 4, 4).value() == [(0, 4)]
 
 
-def test_who_waits_and_is_taken_for_lost_is_told() -> None:
+def test_a_waiting_worker_that_is_declared_lost_gets_an_error() -> None:
     dispatcher = WorkDispatcher(2, 0)
     dispatcher.take(0, 0, 8, 4)
     dispatcher.take(1, 0, 8, 4)
@@ -193,7 +193,7 @@ def test_who_waits_and_is_taken_for_lost_is_told() -> None:
         dispatcher.made(0, 0)
 
 
-def test_who_has_left_its_loop_is_given_nothing_that_it_asked_for_before() -> None:
+def test_pending_requests_of_a_worker_that_stops_early_are_refused() -> None:
     dispatcher = WorkDispatcher(2, None)
     dispatcher.take(0, 0, 4, 2)
     dispatcher.take(1, 0, 4, 2)
@@ -205,7 +205,7 @@ def test_who_has_left_its_loop_is_given_nothing_that_it_asked_for_before() -> No
 
     with raises_message(RuntimeError):
         asked.value()
-    assert dispatcher.take(1, 0, 4, 2).value() == [(2, 4)], "nobody else has it in hand"
+    assert dispatcher.take(1, 0, 4, 2).value() == [(2, 4)], "no other worker holds it"
 
 
 def test_the_split_of_an_epoch_is_what_each_worker_trained_in_it() -> None:
@@ -224,7 +224,7 @@ def test_the_split_of_an_epoch_is_what_each_worker_trained_in_it() -> None:
         assert dispatcher.report()["position"] == 4
 
 
-def test_all_that_ask_between_two_epochs_hear_of_the_same_workers() -> None:
+def test_between_two_epochs_all_callers_get_the_same_workers() -> None:
     dispatcher = WorkDispatcher(3, None)
     for worker in (0, 1, 2):
         dispatcher.take(worker, 0, 3, 1)
@@ -246,7 +246,7 @@ def test_all_that_ask_between_two_epochs_hear_of_the_same_workers() -> None:
     assert dispatcher.present() == (0,)
 
 
-def test_all_may_leave_the_rest_of_an_epoch_and_go_back_to_an_earlier_one() -> None:
+def test_all_may_skip_the_rest_of_an_epoch_and_go_back() -> None:
     dispatcher = WorkDispatcher(2, None)
     for worker in (0, 1):
         dispatcher.take(worker, 0, 20, 2)
@@ -262,7 +262,7 @@ def test_all_may_leave_the_rest_of_an_epoch_and_go_back_to_an_earlier_one() -> N
     assert [each.value() for each in back] == [[(0, 2)], [(2, 4)]]
 
 
-def test_an_epoch_may_come_again() -> None:
+def test_an_epoch_may_be_repeated() -> None:
     dispatcher = WorkDispatcher(1, None)
     for _ in range(2):
         assert dispatcher.take(0, 5, 3, 3).value() == [(0, 3)]
@@ -270,7 +270,7 @@ def test_an_epoch_may_come_again() -> None:
         assert dispatcher.take(0, 5, 3, 3).value() is None
 
 
-def test_nobody_waits_for_one_that_has_left_its_loop() -> None:
+def test_no_worker_waits_for_one_that_stopped_early() -> None:
     dispatcher = WorkDispatcher(2, 0)
     for worker in (0, 1):
         dispatcher.take(worker, 0, 20, 2)
@@ -284,7 +284,7 @@ def test_nobody_waits_for_one_that_has_left_its_loop() -> None:
     assert turn.done()
 
 
-def test_a_limit_of_samples_ends_the_run_for_all_alike() -> None:
+def test_a_limit_of_samples_ends_the_run_for_all_workers() -> None:
     dispatcher = WorkDispatcher(2, None)
     first = [dispatcher.take(worker, 0, 6, 3, 8) for worker in (0, 1)]
     assert [one.value() for one in first] == [[(0, 3)], [(3, 6)]]
@@ -307,7 +307,7 @@ def test_a_limit_of_samples_ends_the_run_for_all_alike() -> None:
     assert (dispatcher.report()["position"], dispatcher.report()["trained"]) == (0, ())
 
 
-def test_nobody_waits_for_one_that_asks_for_the_next_epoch_already() -> None:
+def test_no_worker_waits_for_one_that_requests_the_next_epoch() -> None:
     dispatcher = WorkDispatcher(2, 0)
     for worker in (0, 1):
         dispatcher.take(worker, 0, 20, 2)

@@ -1,4 +1,4 @@
-"""What the clock of a rank's steps is told while gradients come one step late."""
+"""The times that a rank's clock records with delayed gradients."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ PLACES = {"mid": RoundPosition(0, 0, 4, 99, 4), "end": RoundPosition(0, 0, 4, 4,
 
 
 @pytest.mark.parametrize("name", PLACES)
-def test_waiting_for_gradients_is_never_the_ranks_own_work(
+def test_waiting_for_gradients_is_never_busy_time(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, name: str
 ) -> None:
     place, clock, arrived = PLACES[name], Clock(), list[bool]()
 
     class Sent:
-        """Gradients that are there as soon as they are waited for."""
+        """Gradients that arrive at once."""
 
         def __init__(self, *_: Any) -> None:
             pass

@@ -1,4 +1,4 @@
-"""Local SGD, as far as one process can tell."""
+"""Local SGD, as far as one process can test it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.messages import raises_message
 
 @pytest.fixture
 def group() -> Iterator[dist.ProcessGroup]:
-    """A process group of this process alone."""
+    """A process group with this process only."""
     dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     assert dist.group.WORLD is not None
     yield dist.group.WORLD
@@ -39,7 +39,7 @@ def group() -> Iterator[dist.ProcessGroup]:
 
 
 class Bench:
-    """A worker that is told of its steps, 10 samples each, 4 steps to an epoch."""
+    """A worker with steps of 10 samples each, 4 steps per epoch."""
 
     def __init__(self, mode: LocalSgd, group: dist.ProcessGroup) -> None:
         self.clock, self.records = FakeClock(), list[StepRecord]()
@@ -52,7 +52,7 @@ class Bench:
         self.sync.watch(self.net)
 
     def place(self, draw: Draw) -> RoundPosition:
-        """Return where a step stands."""
+        """Return the position of a step."""
         return RoundPosition(draw.step, draw.step % 4 * 10, 10, 40, 10)
 
     def step(self, step: int, share: int = 10) -> float:
@@ -72,7 +72,7 @@ class Bench:
         return torch.cat([p.detach().reshape(-1) for p in self.net.parameters()]).tolist()
 
 
-def test_tensors_go_in_few_buckets_of_one_kind() -> None:
+def test_tensors_are_sent_in_few_buckets() -> None:
     tensors = [torch.zeros(3), torch.zeros(2).half(), torch.zeros(4), torch.zeros(9), torch.ones(1)]
 
     found = buckets(tensors, most_bytes=30)
@@ -90,7 +90,7 @@ def test_a_weighted_sum_keeps_shape_and_order(group: dist.ProcessGroup, dtype: t
     assert sums[0].dtype == (torch.float32 if dtype == torch.bfloat16 else dtype)
 
 
-def test_without_weight_nothing_gets_through(group: dist.ProcessGroup) -> None:
+def test_with_weight_0_a_tensor_adds_exact_zeros(group: dist.ProcessGroup) -> None:
     ((_, total),) = summed([torch.tensor([float("nan"), float("inf"), 1.0])], 0.0, group)
 
     assert total.tolist() == [0, 0, 0]
@@ -129,7 +129,7 @@ def test_with_rate_1_and_no_momentum_the_average_is_taken_bit_for_bit() -> None:
     assert parameter.tolist() == average.tolist()
 
 
-def test_the_outer_optimizer_goes_on_from_its_state() -> None:
+def test_the_outer_optimizer_continues_from_its_state() -> None:
     def run(outer: OuterOptimizer, parameter: nn.Parameter, value: float) -> None:
         outer.begin([parameter])
         outer.step(parameter, torch.tensor([value]))
@@ -172,7 +172,7 @@ def test_a_loss_is_a_mean_over_the_share_and_at_first_over_all(group: dist.Proce
     assert factors == pytest.approx([4 / 10, 0, 4 / 6, 0])
 
 
-def test_a_rank_without_samples_takes_no_step(group: dist.ProcessGroup) -> None:
+def test_a_rank_without_samples_makes_no_step(group: dist.ProcessGroup) -> None:
     bench = Bench(LocalSgd(every=4), group)
     before = bench.weights
 
@@ -182,7 +182,7 @@ def test_a_rank_without_samples_takes_no_step(group: dist.ProcessGroup) -> None:
     assert bench.weights != before
 
 
-def test_the_optimizers_step_is_work_and_the_average_is_waiting(
+def test_the_optimizers_step_is_busy_time_and_the_average_is_waiting_time(
     group: dist.ProcessGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench = Bench(LocalSgd(every=2, after=1), group)
@@ -213,15 +213,15 @@ def _slow(clock: FakeClock, call: Callable[..., Any], took_s: float) -> Callable
     return slow
 
 
-def test_a_round_that_never_ended_is_forgotten_where_the_position_jumps(
+def test_a_jump_of_the_position_ends_the_round(
     group: dist.ProcessGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told, tell = list[int](), WeightedAverage.weights
+    reported, tell = list[int](), WeightedAverage.weights
 
     def weights(
         self: WeightedAverage, step: int, parameters: Any, samples: int, trained: Any
     ) -> Any:
-        told.append(samples)
+        reported.append(samples)
         return tell(self, step, parameters, samples, trained)
 
     monkeypatch.setattr(WeightedAverage, "weights", weights)
@@ -230,12 +230,12 @@ def test_a_round_that_never_ended_is_forgotten_where_the_position_jumps(
     for step in (0, 1, 2, 8, 9, 10, 11, 12):
         bench.step(step, share=7)
 
-    assert told == [28]
+    assert reported == [28]
     assert not bench.sync.settled
     bench.sync.settle()
-    assert told == [28, 7]
+    assert reported == [28, 7]
     bench.sync.settle()
-    assert told == [28, 7]
+    assert reported == [28, 7]
 
 
 def test_a_model_must_be_watched(group: dist.ProcessGroup) -> None:
@@ -251,7 +251,7 @@ def test_a_model_must_be_watched(group: dist.ProcessGroup) -> None:
         sync.factor(Draw(0, 1, 1, 1, first=True, last=True))
 
 
-def test_an_optimizer_that_leaves_out_steps_itself_is_refused(group: dist.ProcessGroup) -> None:
+def test_an_optimizer_that_skips_steps_internally_is_refused(group: dist.ProcessGroup) -> None:
     bench = Bench(LocalSgd(every=2), group)
     bench.optimizer.grad_scale = torch.ones(())  # type: ignore[attr-defined]
 
@@ -267,7 +267,7 @@ def test_sparse_gradients_cannot_be_averaged(group: dist.ProcessGroup) -> None:
         WeightedAverage(group, group).gradients(0, list(net.parameters()))
 
 
-def test_gradients_that_nobody_has_stay_away(group: dist.ProcessGroup) -> None:
+def test_gradients_that_no_rank_has_stay_none(group: dist.ProcessGroup) -> None:
     net = nn.Linear(2, 1)
     net.weight.grad = torch.ones(1, 2)
 

@@ -1,4 +1,4 @@
-"""What some modes of synchronisation cannot do is refused, by name."""
+"""Calls that a synchronisation mode does not support are refused by name."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ FREE, KEPT = ("asp", "ssp(staleness=2)"), ("bsp", "bsp-ps(servers=2)")
         ((), Shards([2, 2], lambda *_: ()), {}, False),
     ],
 )
-def test_what_needs_a_common_step_is_refused(
+def test_calls_that_need_a_common_step_are_refused(
     spec: str, what: tuple[str, ...], dataset: Any, options: dict[str, Any], by_cost: bool
 ) -> None:
     asked = LoaderOptions(**options)
@@ -46,7 +46,7 @@ def test_what_needs_a_common_step_is_refused(
 
 
 @pytest.mark.parametrize("spec", [*FREE, "local-sgd(every=2)"])
-def test_weights_other_than_samples_are_refused_where_samples_count(spec: str) -> None:
+def test_batch_weights_are_refused_where_samples_count(spec: str) -> None:
     for kept in KEPT:
         refuse_weights(sync_from_spec(kept))
     with raises_message(ConfigError):
@@ -54,7 +54,7 @@ def test_weights_other_than_samples_are_refused_where_samples_count(spec: str) -
 
 
 @pytest.mark.parametrize("spec", FREE)
-def test_calls_of_all_ranks_are_refused_by_name(spec: str) -> None:
+def test_collective_calls_are_refused_by_name(spec: str) -> None:
     for kept in (*KEPT, "local-sgd(every=2)"):
         check_unaligned_norm(sync_from_spec(kept))
         check_unaligned_mean(sync_from_spec(kept))

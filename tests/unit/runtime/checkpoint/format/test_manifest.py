@@ -1,4 +1,4 @@
-"""A manifest is right as a whole or not at all, and names are ours or not."""
+"""Manifests are accepted only if they are intact, and names only if they are checkpoints'."""
 
 from __future__ import annotations
 
@@ -59,22 +59,22 @@ def test_any_flipped_bit_is_noticed(at: int) -> None:
 
 
 @pytest.mark.parametrize("end", range(len(WHOLE)))
-def test_a_beginning_of_a_manifest_is_none(end: int) -> None:
+def test_the_beginning_of_a_manifest_is_refused(end: int) -> None:
     with pytest.raises(CheckpointDamaged):
         decode(WHOLE[:end])
 
 
-def test_more_than_a_manifest_is_none() -> None:
+def test_a_manifest_with_further_bytes_is_refused() -> None:
     with pytest.raises(CheckpointDamaged):
         decode(WHOLE + b"\n")
 
 
-def test_another_format_is_refused_rather_than_taken_for_damage() -> None:
+def test_another_format_is_refused_and_not_reported_as_damage() -> None:
     with raises_message(ConfigError, FORMAT):
         decode(encode(replace(MANIFEST, format=9)))
 
 
-def test_a_manifest_of_another_step_is_not_this_folders() -> None:
+def test_a_manifest_of_another_step_is_refused() -> None:
     storage = MemoryStorage()
     storage.write(f"{Name(8, '00000000000a', 0)}/manifest.json", [WHOLE])
 
@@ -107,18 +107,18 @@ def test_names_come_back(step: int, generation: int, attempt: int) -> None:
         "step-000000012-00000000000a-0\n",
     ],
 )
-def test_other_names_are_not_ours(text: str) -> None:
+def test_names_of_other_folders_are_not_parsed(text: str) -> None:
     assert parse_name(text) is None
 
 
-def test_names_are_in_the_order_of_runs_and_then_of_steps() -> None:
+def test_names_are_ordered_by_run_and_step() -> None:
     a, b = "00000000000a", "00000000000b"
     names = [Name(9, a, 0), Name(1, b, 0), Name(1, b, 2), Name(1, b, 10), Name(2, b, 0)]
 
     assert sorted([names[3], names[1], names[4], names[0], names[2]]) == names
 
 
-def test_files_are_ours_by_name() -> None:
+def test_own_files_are_recognised_by_name() -> None:
     ours = ["manifest.json", "metadata.json", tensors_file(3), items_file(123456)]
 
     assert all(map(is_our_file, ours))
@@ -126,7 +126,7 @@ def test_files_are_ours_by_name() -> None:
 
 
 @pytest.mark.parametrize("size_bytes", [0, 1, CHUNK_BYTES, CHUNK_BYTES + 5])
-def test_a_file_is_right_or_it_is_said_what_is_wrong(size_bytes: int) -> None:
+def test_a_damaged_file_is_reported_with_its_damage(size_bytes: int) -> None:
     storage, data, digest = MemoryStorage(), bytes(size_bytes), Digest()
     digest.update(data)
     info = digest.info()
@@ -139,7 +139,7 @@ def test_a_file_is_right_or_it_is_said_what_is_wrong(size_bytes: int) -> None:
     assert check_file(storage, "f", info) == "f is missing"
     if size_bytes:
         storage.write("f", [data[:-1]])
-        assert f"{size_bytes - 1} bytes, and {size_bytes} were" in (
+        assert f"{size_bytes - 1} bytes, but {size_bytes} were" in (
             check_file(storage, "f", info) or ""
         )
         storage.write("f", [data[:-1] + b"\1"])

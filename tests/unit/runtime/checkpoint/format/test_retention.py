@@ -1,4 +1,4 @@
-"""Which attempts go once a newer one is in place, and in which order their files do."""
+"""Which attempts are deleted once a newer one is complete, and the order of their files."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ A, B, C, D = (Name(step, NOW, 0) for step in (1, 2, 3, 4))
 
 
 class Noting(MemoryStorage):
-    """A store that notes what is deleted, in order."""
+    """A store that records deletions in order."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ def _holding(complete: list[Name], begun: list[Name] | None = None) -> Noting:
     return storage
 
 
-def test_attempts_come_newest_first_those_of_a_later_run_before_all() -> None:
+def test_attempts_are_listed_newest_first_and_by_run() -> None:
     late, old = Name(1, LATER, 0), Name(9, OLD, 3)
     storage = _holding([A, late, B], [old, C])
     storage.write("notes.txt", [b"x"])
@@ -70,18 +70,18 @@ def test_attempts_come_newest_first_those_of_a_later_run_before_all() -> None:
     assert attempts(storage) == ([late, B, A], [C, old])
 
 
-def test_as_many_of_this_life_stay_as_are_kept_with_the_newest() -> None:
+def test_keep_checkpoints_since_the_restart_are_kept() -> None:
     assert to_delete([D, C, B, A], [], D, 1, Lineage()) == [C, B, A]
     assert to_delete([D, C, B, A], [], D, 3, Lineage()) == [A]
 
 
-def test_what_no_life_of_this_run_wrote_stays_whatever_is_kept() -> None:
+def test_checkpoints_of_other_runs_are_never_deleted() -> None:
     whole, damaged, begun = (Name(step, OLD, 0) for step in (1, 2, 3))
 
     assert to_delete([C, B, damaged, whole], [begun], C, 1, Lineage()) == [B]
 
 
-def test_the_restored_one_goes_like_an_own_one_and_a_damaged_one_stays() -> None:
+def test_the_restored_checkpoint_is_deleted_like_an_own_one() -> None:
     damaged, restored = Name(4, OLD, 0), Name(2, OLD, 0)
     lineage = Lineage(restored, damaged=frozenset({damaged}))
 
@@ -90,7 +90,7 @@ def test_the_restored_one_goes_like_an_own_one_and_a_damaged_one_stays() -> None
     assert to_delete([B, A, damaged, restored], [], B, 2, lineage) == [restored]
 
 
-def test_until_this_life_has_written_as_many_as_are_kept_twice_as_many_stay() -> None:
+def test_after_a_restart_twice_as_many_are_kept_until_enough_are_written() -> None:
     restored, before = Name(9, OLD, 0), [Name(step, OLD, 0) for step in (8, 7, 6)]
     lineage = Lineage(restored, frozenset(before))
 
@@ -98,13 +98,13 @@ def test_until_this_life_has_written_as_many_as_are_kept_twice_as_many_stay() ->
     assert to_delete([B, A, restored, *before], [], B, 2, lineage) == [restored, *before]
 
 
-def test_a_damaged_one_of_this_life_goes_and_does_not_count_among_those_kept() -> None:
+def test_an_own_damaged_checkpoint_is_deleted_and_does_not_count() -> None:
     lineage = Lineage(B, damaged=frozenset({C}))
 
     assert to_delete([D, C, B, A], [], D, 2, lineage) == [A, C]
 
 
-def test_what_comes_after_the_newest_is_not_touched_and_what_never_ended_goes() -> None:
+def test_later_attempts_stay_and_unfinished_ones_are_deleted() -> None:
     late, begun = Name(3, LATER, 0), Name(1, LATER, 0)
     old, mine = Name(3, OLD, 1), Name(1, NOW, 7)
 
@@ -127,7 +127,7 @@ def _descended(storage: MemoryStorage, restored: Name, manifest: Manifest, *pass
     return descended(restored, manifest, attempts(storage)[0], passed, PatientReader(storage))
 
 
-def test_a_run_descends_from_what_the_restored_life_wrote_before_and_from_what_it_lists() -> None:
+def test_the_lineage_of_a_run_has_the_checkpoints_before_its_restart() -> None:
     ancestor, unlisted, older, restored, newer = (
         Name(9, OLD, 0), Name(8, OLD, 0), A, B, C
     )  # fmt: skip
@@ -143,7 +143,7 @@ def test_a_run_descends_from_what_the_restored_life_wrote_before_and_from_what_i
 
 
 @pytest.mark.parametrize("what", ["another run", "no run", "a flipped bit", "half", "a folder"])
-def test_a_listed_name_is_no_proof_without_the_manifest_of_that_checkpoint(what: str) -> None:
+def test_a_listed_name_without_a_manifest_is_no_proof(what: str) -> None:
     storage, listed, own = MemoryStorage(), Name(9, OLD, 0), Name(8, OLD, 0)
     for name in (listed, A, own):
         _written(storage, name, {"another run": OTHER, "no run": ""}.get(what, RUN))
@@ -162,7 +162,7 @@ def test_a_listed_name_is_no_proof_without_the_manifest_of_that_checkpoint(what:
     assert _descended(storage, B, manifest) == Lineage(B, frozenset({own}), run=RUN)
 
 
-def test_a_manifest_of_an_earlier_version_lets_only_the_restored_one_go() -> None:
+def test_with_an_earlier_version_only_the_restored_checkpoint_may_be_deleted() -> None:
     storage, listed = MemoryStorage(), Name(9, OLD, 0)
     _written(storage, listed, ""), _written(storage, A, "")
     manifest = _written(storage, B, "", listed)
@@ -173,11 +173,11 @@ def test_a_manifest_of_an_earlier_version_lets_only_the_restored_one_go() -> Non
     assert len(lineage.run) == 32
 
 
-def test_every_run_has_an_identity_of_its_own() -> None:
+def test_every_run_has_its_own_identifier() -> None:
     assert Lineage().run != Lineage().run
 
 
-def test_a_remnant_goes_and_what_may_only_have_lost_its_manifest_stays() -> None:
+def test_remnants_are_deleted_unless_they_may_have_lost_their_manifest() -> None:
     lost, remnant = Name(2, OLD, 0), Name(1, OLD, 0)
     storage = _holding([A], [lost, remnant])
     storage.write(lost.file(METADATA), [b"{}"])
@@ -187,7 +187,7 @@ def test_a_remnant_goes_and_what_may_only_have_lost_its_manifest_stays() -> None
     assert storage.list() == sorted([COMPLETED, str(A), str(lost)])
 
 
-def test_the_first_complete_checkpoint_leaves_a_note_that_is_written_once() -> None:
+def test_the_first_complete_checkpoint_writes_a_note_once() -> None:
     storage = _holding([A])
 
     prune(storage, A, 1, Lineage())
@@ -198,7 +198,7 @@ def test_the_first_complete_checkpoint_leaves_a_note_that_is_written_once() -> N
     assert storage.files[COMPLETED] == b"kept"
 
 
-def test_the_manifest_goes_first_the_folder_last_and_others_files_stay() -> None:
+def test_the_manifest_is_deleted_first_and_the_folder_last() -> None:
     storage = _holding([A])
     storage.write(A.file("notes.txt"), [b"mine"])
 
@@ -209,7 +209,7 @@ def test_the_manifest_goes_first_the_folder_last_and_others_files_stay() -> None
     assert set(storage.files) == {A.file("notes.txt")}
 
 
-def test_nothing_goes_while_the_store_does_not_list_the_newest() -> None:
+def test_without_the_newest_in_the_listing_no_checkpoint_is_deleted() -> None:
     storage = _holding([B, A], [C])
     storage.write(COMPLETED, [b"x"])
 
@@ -221,7 +221,7 @@ def test_nothing_goes_while_the_store_does_not_list_the_newest() -> None:
     assert storage.checkpoints() == [str(C)]
 
 
-def test_only_a_run_that_began_later_is_a_later_one() -> None:
+def test_only_a_run_that_started_later_is_a_later_run() -> None:
     storage = _holding([Name(9, OLD, 0), A], [B])
     assert later_run(storage, A) is None
 
@@ -229,17 +229,17 @@ def test_only_a_run_that_began_later_is_a_later_one() -> None:
     assert later_run(storage, A) == Name(1, LATER, 0)
 
 
-def test_a_generation_is_the_time_and_what_was_drawn() -> None:
+def test_a_generation_is_the_time_and_a_random_number() -> None:
     assert next_generation(_holding([]), 0x12345678 + 0.9, 0xABC) == "123456780abc"
 
 
-def test_a_run_whose_clock_is_behind_begins_later_than_those_before_all_the_same() -> None:
+def test_a_run_with_a_slow_clock_still_gets_a_later_generation() -> None:
     storage = _holding([], [Name(1, "6000000000ff", 0), Name(1, "70000000ffff", 0)])
 
     assert next_generation(storage, float(0x60000000), 0) == "700000010000"
 
 
-def test_a_generation_never_begins_anew_at_the_largest_number() -> None:
+def test_a_generation_does_not_overflow() -> None:
     storage = _holding([], [Name(1, "fffffffe0000", 0), Name(1, "ffffffff0001", 0)])
 
     generation = next_generation(storage, 1.8e9, 0x0002)
@@ -248,7 +248,7 @@ def test_a_generation_never_begins_anew_at_the_largest_number() -> None:
     assert later_run(storage, Name(5, generation, 0)) is None
 
 
-def test_a_run_that_begins_in_the_same_second_has_the_next_number() -> None:
+def test_a_run_in_the_same_second_has_the_next_number() -> None:
     assert next_generation(_holding([Name(1, "600000000000", 0)]), float(0x60000000), 7) == (
         "600000010007"
     )

@@ -1,4 +1,4 @@
-"""What is saved comes back as it was, or is refused by name; nothing that is loaded runs code."""
+"""Saved states come back unchanged or are refused by name; loading runs no code."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_plain_values_come_back_with_their_types(state: Any) -> None:
     assert _same(_through(state), state)
 
 
-def test_what_json_has_no_word_for_comes_back() -> None:
+def test_values_that_json_lacks_come_back() -> None:
     state = {"sets": ({1, 2}, frozenset({"a"})), "count": Counter("aab"), "inf": float("-inf")}
 
     back = _through(state)
@@ -119,9 +119,7 @@ def test_arrays_come_back_as_arrays_and_their_scalars_as_numbers() -> None:
     ],
     ids=lambda of: of if isinstance(of, str) else "value",
 )
-def test_what_cannot_be_loaded_safely_is_refused_by_its_place_and_kind(
-    value: Any, kind: str
-) -> None:
+def test_an_unsafe_value_is_refused_with_its_path_and_type(value: Any, kind: str) -> None:
     with raises_message(ConfigError, kind):
         pack({"deep": [0, value]}, "s", {})
 
@@ -190,6 +188,6 @@ def test_a_pickle_in_place_of_json_is_refused_and_runs_nothing(
     ],
     ids=str,
 )
-def test_kinds_that_are_not_ours_are_refused(plain: Any) -> None:
+def test_unknown_kinds_are_refused(plain: Any) -> None:
     with raises_message(CheckpointDamaged):
         unpack([plain], {})

@@ -1,4 +1,4 @@
-"""Every kind of storage does the same things, and what cannot be opened is refused."""
+"""All kinds of storage behave alike, and locations that cannot be opened are refused."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_files_and_empty_folders_are_deleted(storage: Storage) -> None:
     assert storage.list() == []
 
 
-def test_a_file_that_is_not_there_cannot_be_read(storage: Storage) -> None:
+def test_a_missing_file_cannot_be_read(storage: Storage) -> None:
     with pytest.raises(FileNotFoundError):
         storage.read("a/x")
     with pytest.raises(FileNotFoundError):
@@ -174,7 +174,7 @@ def test_a_scheme_that_fsspec_does_not_know_is_refused(url: str) -> None:
 
 
 @pytest.mark.parametrize("folder", ["", 3, b"bytes"])
-def test_what_is_no_path_is_refused(folder: str) -> None:
+def test_an_invalid_location_is_refused(folder: str) -> None:
     with raises_message(ConfigError, "URL"):
         open_storage(folder)
 
@@ -189,7 +189,7 @@ def test_what_is_no_path_is_refused(folder: str) -> None:
         (ValueError("odd"), False),
     ],
 )
-def test_errors_that_stay_are_told_from_those_that_pass(error: Exception, stays: bool) -> None:
+def test_lasting_errors_differ_from_temporary_ones(error: Exception, stays: bool) -> None:
     assert lasting(error) == stays
 
 
@@ -216,7 +216,7 @@ def _put(kind: str, path: Path) -> None:
 @pytest.mark.parametrize(
     "kind", ["pipe", "folder", "link", "loop", "device", "folder that is a link"]
 )
-def test_what_is_no_file_is_not_opened(tmp_path: Path, kind: str) -> None:
+def test_only_regular_files_are_opened(tmp_path: Path, kind: str) -> None:
     storage = LocalStorage(tmp_path / "root")
     (tmp_path / "root" / "a").mkdir(parents=True)
     _put(kind, tmp_path / "root" / "a" / "x")
@@ -248,7 +248,7 @@ def test_a_folder_of_checkpoints_may_be_a_link(tmp_path: Path) -> None:
     assert storage.read("a/x") == b"1"
 
 
-def test_a_remote_store_that_fails_is_not_one_without_a_manifest(
+def test_a_failing_remote_store_does_not_count_as_one_without_a_manifest(
     runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = f"memory://{tmp_path.name}"
@@ -261,7 +261,7 @@ def test_a_remote_store_that_fails_is_not_one_without_a_manifest(
     def refuse(path: str, **_: Any) -> Any:
         raise PermissionError(13, "Permission denied", path)
 
-    # As in many file systems of fsspec, exists() takes any error for a file that is not there.
+    # As in many file systems of fsspec, exists() returns False after any error.
     monkeypatch.setattr(type(fs), "exists", lambda *_, **__: False)
     monkeypatch.setattr(
         type(fs), "ls", lambda _, path, **more: (refuse if "step-" in path else ls)(path, **more)

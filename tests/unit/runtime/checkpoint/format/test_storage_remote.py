@@ -1,4 +1,4 @@
-"""An object store that fails at every write, in every way, costs at most that checkpoint."""
+"""A failing write to an object store, of any kind, costs at most that checkpoint."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _url(store: ObjectStore) -> str:
 
 @pytest.mark.parametrize("kind", ["503", "reset", "lost"])
 @pytest.mark.parametrize("at", range(FIRST, LAST + 1))
-def test_a_store_that_fails_once_is_tried_again(runs: Runs, kind: str, at: int) -> None:
+def test_a_write_that_fails_once_is_retried(runs: Runs, kind: str, at: int) -> None:
     with ObjectStore(lambda n, m, _: kind if m == "PUT" and n == at else None) as store:
         run = runs(_url(store), every=2)
         run.train(4)
@@ -60,7 +60,7 @@ def test_a_store_that_goes_on_failing_costs_one_checkpoint(runs: Runs, kind: str
 
         again = runs(_url(store), every=2)
         restored = again.restore()
-        # A manifest whose answer was lost is in place, and counts.
+        # A manifest whose response was lost exists, and counts.
         complete = kind == "lost" and at == LAST
         assert restored is not None
         assert restored.step == (4 if complete else 2)
@@ -68,12 +68,12 @@ def test_a_store_that_goes_on_failing_costs_one_checkpoint(runs: Runs, kind: str
         again.checkpoint.close()
 
         left = {key.split("/")[2] for key in store.objects} - {COMPLETED}
-        # Without its manifest it could also be one that has lost it, and is not ours to delete.
+        # Without a manifest, it may also be one that has lost it, which must not be deleted.
         kept = at == LAST - (kind == "lost")
         assert len(left) == 2 + kept
 
 
-def test_a_slow_store_does_not_hold_training_up(runs: Runs) -> None:
+def test_a_slow_store_does_not_block_training(runs: Runs) -> None:
     with ObjectStore(
         lambda n, m, _: "held" if m == "PUT" and n > 0 else None  # but the probe
     ) as store:

@@ -1,4 +1,4 @@
-"""What is told of as forgotten: a learning-rate scheduler that is not saved, and nothing else."""
+"""A learning-rate scheduler that is not saved causes a warning, and no other object does."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _training() -> SavedObjects:
     return SavedObjects(model, (torch.optim.SGD(model.parameters(), lr=0.1),), (), {})
 
 
-def test_variables_of_a_script_are_not_taken_for_a_scheduler(
+def test_variables_of_a_script_are_not_mistaken_for_a_scheduler(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     training = _training()
@@ -32,7 +32,7 @@ def test_variables_of_a_script_are_not_taken_for_a_scheduler(
     assert not caplog.messages
 
 
-def test_a_scheduler_whose_attributes_are_a_dictionary_is_told_of(
+def test_a_scheduler_with_a_dictionary_of_attributes_is_reported(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     training = _training()

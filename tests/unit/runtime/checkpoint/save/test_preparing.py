@@ -1,4 +1,4 @@
-"""What all ranks compare and try before the first save, as the leader sees it."""
+"""The leader's view of the comparisons and tests before the first save."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.unit.runtime.checkpoint.kept import FullStorage, MemoryStorage
 
 
 class Ties:
-    """The leader of two ranks, the other of which shows what this one does, but for a change."""
+    """The leader of two ranks; the other one shows the same values, except for a change."""
 
     def __init__(self, **change: Any) -> None:
         self._change = change
@@ -30,7 +30,7 @@ class Ties:
     def agree(
         self, call: str, show: Callable[[], Plain], judge: Callable[[list[Plain]], Plain]
     ) -> Plain:
-        """Return what the leader says."""
+        """Return the leader's answer."""
         mine = show()
         assert call == "Checkpointer()"
         asked = {**mine["asked"], **self._change.get("asked", {})}
@@ -64,7 +64,7 @@ def test_the_folder_is_left_as_it_was_and_the_run_has_a_number(
 
 
 @pytest.mark.parametrize("asked", [{"every": "Cadence()"}, {"keep": 3}, {"states": ["more"]}])
-def test_ranks_that_were_asked_for_different_things_are_refused(
+def test_different_arguments_on_the_ranks_are_refused(
     monkeypatch: pytest.MonkeyPatch, asked: dict[str, Any]
 ) -> None:
     storage = MemoryStorage()
@@ -75,7 +75,7 @@ def test_ranks_that_were_asked_for_different_things_are_refused(
     assert not storage.files
 
 
-def test_a_rank_that_writes_elsewhere_is_told_by_its_number(
+def test_a_rank_that_writes_elsewhere_is_named(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     _prepare(monkeypatch, MemoryStorage(), Ties(token="on another disk"))
@@ -83,16 +83,16 @@ def test_a_rank_that_writes_elsewhere_is_told_by_its_number(
     check_message(caplog.messages, "rank 1", "rank 0")
 
 
-def test_a_rank_that_cannot_write_is_told_with_what_went_wrong(
+def test_a_rank_that_cannot_write_is_named_with_its_error(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     _prepare(monkeypatch, MemoryStorage(), Ties(problem="OSError: read-only", token="none"))
 
     check_message(caplog.messages, "rank 1")
-    assert "not seen" not in caplog.text
+    assert "does not see" not in caplog.text
 
 
-def test_a_store_that_fails_is_no_reason_not_to_train(
+def test_a_failing_store_does_not_prevent_training(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Broken(FullStorage):
@@ -110,6 +110,6 @@ def test_a_store_that_fails_is_no_reason_not_to_train(
 
 
 @pytest.mark.parametrize("keep", [True, 0, -1, 1.5, "2"])
-def test_what_cannot_be_kept_is_refused(monkeypatch: pytest.MonkeyPatch, keep: Any) -> None:
+def test_an_invalid_keep_is_refused(monkeypatch: pytest.MonkeyPatch, keep: Any) -> None:
     with raises_message(ConfigError):
         _prepare(monkeypatch, MemoryStorage(), Ties(), keep=keep)

@@ -1,4 +1,4 @@
-"""How often to save, as users may say it."""
+"""The interval between saves, as users may set it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_a_duration_is_seconds(every: Any, interval_s: float) -> None:
     assert cadence.by_clock
 
 
-def test_auto_looks_at_a_clock_and_keeps_the_model_it_was_given() -> None:
+def test_auto_uses_a_clock_and_keeps_its_model() -> None:
     saving = Saving(Exponential(3600.0))
 
     assert parse_every("auto") == SaveInterval(auto=True)
@@ -50,10 +50,10 @@ def test_auto_looks_at_a_clock_and_keeps_the_model_it_was_given() -> None:
     [True, False, 0, -1, 1.5, None, "", "5", "0s", "0.0min", "5 days", "-5s", timedelta(), "s5"],
     ids=repr,
 )
-def test_what_says_nothing_is_refused(every: Any) -> None:
+def test_an_invalid_interval_is_refused(every: Any) -> None:
     with raises_message(ConfigError):
         parse_every(every)
 
 
-def test_after_failures_more_and_more_is_left_out_up_to_a_bound() -> None:
+def test_after_failures_more_saves_are_skipped_up_to_a_limit() -> None:
     assert [left_out(failures) for failures in (0, 1, 2, 3, 4, 5, 50)] == [0, 0, 1, 3, 7, 7, 7]

@@ -1,4 +1,4 @@
-"""The thread that saves: what it tells, whom it asks, and what it leaves behind."""
+"""The saving thread: its outcomes, its calls, and the files that it leaves."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LINEAGE = Lineage(NAME)
 
 
 class Bench:
-    """A saver of one rank, with a write and a pruning of the test's own."""
+    """A saver of one rank, with replaced functions for writing and pruning."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, write: Callable[..., None]) -> None:
         self.storage, self.pruned = MemoryStorage(), list[tuple[Any, ...]]()
@@ -43,11 +43,11 @@ class Bench:
             raise self.pruning
 
     def start(self, rank: int = 0) -> None:
-        """Begin to save."""
+        """Start a save."""
         self.saver.start(cast(Any, SimpleNamespace(name=NAME, rank=rank)), LINEAGE)
 
     def save(self, rank: int = 0) -> SaveResult:
-        """Save, and return how it went."""
+        """Save, and return the outcome."""
         self.start(rank)
         outcome = self.saver.take()
         assert outcome is not None
@@ -67,7 +67,7 @@ def _fails(failure: BaseException) -> Callable[..., None]:
     return write
 
 
-def test_the_leader_deletes_older_ones_after_a_save_and_nobody_else_does(
+def test_only_the_leader_deletes_older_checkpoints_after_a_save(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     bench = Bench(monkeypatch, _writes)
@@ -83,7 +83,7 @@ def test_the_leader_deletes_older_ones_after_a_save_and_nobody_else_does(
     assert bench.saver.take() is None
 
 
-def test_older_ones_that_stay_are_told_and_no_failure(
+def test_older_checkpoints_that_cannot_be_deleted_cause_a_warning_only(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     bench = Bench(monkeypatch, _writes)
@@ -94,11 +94,11 @@ def test_older_ones_that_stay_are_told_and_no_failure(
 
 
 class Stopped(BaseException):
-    """What is no `Exception`."""
+    """An error that does not inherit from `Exception`."""
 
 
 @pytest.mark.parametrize("failure", [OSError("full"), Stopped("now")])
-def test_a_failure_is_told_gives_its_space_back_and_deletes_nothing_older(
+def test_a_failed_save_is_reported_and_frees_its_space(
     monkeypatch: pytest.MonkeyPatch, failure: BaseException
 ) -> None:
     bench = Bench(monkeypatch, _fails(failure))
@@ -112,7 +112,7 @@ def test_a_failure_is_told_gives_its_space_back_and_deletes_nothing_older(
 
 
 @pytest.mark.parametrize("wrapped", [False, True])
-def test_what_may_be_complete_after_all_stays(
+def test_an_attempt_that_may_be_complete_is_kept(
     monkeypatch: pytest.MonkeyPatch, wrapped: bool
 ) -> None:
     failure: BaseException = ManifestUncertain("it may be there")
@@ -124,7 +124,7 @@ def test_what_may_be_complete_after_all_stays(
     assert len(bench.storage.files) == 2
 
 
-def test_a_save_that_goes_on_is_hurried_and_not_yet_told_and_the_next_is_not_hurried(
+def test_waiting_for_a_save_hurries_that_save_only(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     go_on, hurried = threading.Event(), list[bool]()
@@ -150,7 +150,7 @@ def test_a_save_that_goes_on_is_hurried_and_not_yet_told_and_the_next_is_not_hur
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="threads have no priority of their own")
-def test_the_thread_that_saves_comes_after_those_that_train(
+def test_the_saving_thread_has_a_lower_priority(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     found: list[int] = []
@@ -181,5 +181,5 @@ def _of_ranks(**failures: BaseException) -> CheckpointException:
     ],
     ids=["lines", "ours", "nothing said", "lowest rank", "of a rank"],
 )
-def test_what_went_wrong_is_one_line(failure: BaseException, line: str) -> None:
+def test_an_error_is_reported_in_one_line(failure: BaseException, line: str) -> None:
     assert one_line(failure) == line

@@ -1,4 +1,4 @@
-"""Parts: every element is written once, and no rank writes much more than another one."""
+"""Every element is written once, and all ranks write about the same amount."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_parts_differ_by_less_than_two_rows(
     assert max(parts) - min(parts) <= 2 * row_bytes
 
 
-def test_a_tensor_that_is_most_of_the_model_is_cut() -> None:
+def test_a_large_tensor_is_split() -> None:
     made = {"a": torch.zeros(1, 4000, 3), "b": torch.zeros(5)}
 
     parts = [
@@ -71,13 +71,13 @@ def test_a_tensor_that_is_most_of_the_model_is_cut() -> None:
     assert max(parts) - min(parts) <= 24
 
 
-def test_what_may_differ_by_rank_is_the_first_ones() -> None:
+def test_tensors_that_differ_between_ranks_are_saved_by_rank_0() -> None:
     sources = Sources({}, {"buffer": torch.ones(100)})
 
     assert [len(pieces_of(sources, rank, 3)) for rank in range(3)] == [1, 0, 0]
 
 
-def test_a_copy_is_not_moved_by_what_happens_to_the_tensor() -> None:
+def test_a_copy_does_not_change_with_its_tensor() -> None:
     tensor = torch.ones(10)
     staged = Staging().copy(pieces_of(Sources({"t": tensor}, {}), 0, 1))
 
@@ -87,7 +87,7 @@ def test_a_copy_is_not_moved_by_what_happens_to_the_tensor() -> None:
     assert b"".join(staged.chunks()) == torch.ones(10).numpy().tobytes()
 
 
-def test_the_buffer_is_kept_from_copy_to_copy() -> None:
+def test_the_buffer_is_reused() -> None:
     staging = Staging()
     first = staging.copy(pieces_of(Sources({"t": torch.ones(1000)}, {}), 0, 1))
     address = first.buffer.data_ptr()
@@ -98,7 +98,7 @@ def test_the_buffer_is_kept_from_copy_to_copy() -> None:
     assert len(second.buffer) == 3600
 
 
-def test_pieces_begin_where_every_kind_of_number_can_be_read() -> None:
+def test_pieces_are_aligned_for_every_dtype() -> None:
     sources = Sources({"a": torch.ones(3, dtype=torch.int8), "b": torch.ones(2).double()}, {})
 
     laid, size_bytes = lay_out(pieces_of(sources, 0, 1))
@@ -107,7 +107,7 @@ def test_pieces_begin_where_every_kind_of_number_can_be_read() -> None:
     assert size_bytes == 64 + 16
 
 
-def test_ranks_whose_tensors_differ_have_other_outlines() -> None:
+def test_ranks_with_different_tensors_have_different_outlines() -> None:
     a, b = {"x": torch.ones(2)}, {"x": torch.ones(3)}
     outlines = {
         Sources(a, {}).outline(),
