@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, TypeVar
 
 from evenstride.core.arrays import Shares
 from evenstride.core.fleet import Fleet, as_array
 from evenstride.core.time_model.estimates import Estimate
 from evenstride.core.time_model.observation import Measurements
+from evenstride.errors import ConfigError
 
 StateT = TypeVar("StateT")
 
@@ -95,3 +96,19 @@ class Policy(Protocol[StateT]):
             situation: The measurements, and the shares in force.
         """
         ...
+
+
+def checked(move: Move, policy: Policy[Any], fleet: Fleet) -> Move:
+    """Return a move whose shares are Python integers that sum to the global batch.
+
+    `ConfigError` names the policy if they are not, because a wrong split would repeat or lose
+    samples. Bounds are applied later.
+    """
+    shares: tuple[Any, ...] = tuple(move.shares)
+    whole = all(hasattr(share, "__index__") and share >= 0 for share in shares)
+    if not whole or len(shares) != len(fleet) or sum(shares) != fleet.global_batch:
+        raise ConfigError(
+            f"policy {type(policy).__name__} returned the shares {shares}: expected {len(fleet)} "
+            f"whole number(s) of at least 0 that sum to the global batch of {fleet.global_batch}"
+        )
+    return replace(move, shares=tuple(map(int, shares)))

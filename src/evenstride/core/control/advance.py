@@ -48,7 +48,7 @@ from evenstride.core.membership.member_table import (
 )
 from evenstride.core.membership.worker_profiles import merged
 from evenstride.core.policies.static import Uniform, is_fixed
-from evenstride.core.policy import Move
+from evenstride.core.policy import Move, checked
 from evenstride.core.time_model.estimates import Estimate
 from evenstride.core.time_model.kalman import learn_times
 from evenstride.core.time_model.observation import Measurements, communication_s
@@ -115,6 +115,8 @@ def _decide(control: Control, event: Exchanged) -> tuple[Control, Verdict]:
     situation = control.situation(event.step, measured, event.epoch)
     fleet, shared_s = situation.fleet, control.communication_s
     policy_state, decision = control.policy.decide(control.policy_state, situation)
+    if isinstance(decision, Move):
+        decision = checked(decision, control.policy, fleet)
     shares = decision.shares if isinstance(decision, Move) else control.shares
     # Also for a policy that keeps its shares: memory may have narrowed the bounds since. `running`,
     # because a run must go on even with a worker that the policy had left out.

@@ -18,7 +18,7 @@ from evenstride.core.control.schedule import ExchangeInterval
 from evenstride.core.fleet import Fleet, Shares, Worker, as_array, as_shares
 from evenstride.core.membership.member_table import Membership
 from evenstride.core.membership.worker_profiles import WorkerProfile, merged, profiles_of, recalled
-from evenstride.core.policy import Move, Policy, Situation
+from evenstride.core.policy import Move, Policy, Situation, checked
 from evenstride.core.time_model.estimates import CurveEstimates, Estimate
 from evenstride.core.time_model.observation import Measurements, PeakMemory
 from evenstride.errors import InfeasibleShares
@@ -201,7 +201,7 @@ def serving(
     # Taken before the fleet changes, so that workers that leave it are remembered as well.
     profiles = control.known
     policy_state, opening = control.policy.init(fleet)
-    opening = (begin_with(fleet) if begin_with else None) or opening
+    opening = (begin_with(fleet) if begin_with else None) or checked(opening, control.policy, fleet)
     opening = replace(opening, shares=allowed(opening.shares, fleet))
     # First what was measured in this run; profiles fill only what is still unknown.
     estimate = _remembered(control, fleet)

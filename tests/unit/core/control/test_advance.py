@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 import pytest
 
 from evenstride.core.control.advance import advance
@@ -17,11 +21,12 @@ from evenstride.core.control.events import (
 from evenstride.core.control.schedule import ExchangeInterval, ToleranceBand
 from evenstride.core.control.state import Control
 from evenstride.core.diagnostics.ledger import Ledger
-from evenstride.core.fleet import Worker
+from evenstride.core.fleet import Fleet, Worker
 from evenstride.core.policies import policy_from_spec
+from evenstride.core.policy import Move, Situation
 from evenstride.core.time_model.observation import Measurements, Observation
-from evenstride.errors import InfeasibleShares
-from tests.messages import check_message
+from evenstride.errors import ConfigError, InfeasibleShares
+from tests.messages import check_message, raises_message
 
 TWO = (Worker("a"), Worker("b"))
 
@@ -222,3 +227,36 @@ def test_a_fleet_that_changes_keeps_what_is_known_of_those_who_stay() -> None:
     assert isinstance(opening, SetShares)
     assert opening.shares[0] > 2 * opening.shares[1], "the fast one is known to be fast"
     assert opening.shares[0] > opening.shares[2] >= opening.shares[1], "the new one is no better"
+
+
+@dataclass(frozen=True)
+class Given:
+    """A user's policy that returns its shares unchanged."""
+
+    first: Any
+    later: Any
+    opening_steps: int = 0
+
+    def init(self, fleet: Fleet) -> tuple[None, Move]:  # noqa: ARG002
+        return None, Move(self.first, "first")
+
+    def decide(self, state: None, situation: Situation) -> tuple[None, Move]:  # noqa: ARG002
+        return None, Move(self.later, "later")
+
+
+@pytest.mark.parametrize("shares", [(6, 7), (12,), (4, 4, 4), (-1, 13), (6.0, 6.0), ()])
+def test_shares_that_do_not_split_the_batch_are_refused(shares: Any) -> None:
+    with raises_message(ConfigError, "Given", "12"):
+        advance(Control(Given(shares, (6, 6))), FleetFormed(0, 0, 12, TWO))
+
+    control, _ = advance(Control(Given((6, 6), shares)), FleetFormed(0, 0, 12, TWO))
+    seen = Measurements.of((_seen(0, 6, 0.1), _seen(1, 6, 0.1)))
+    with raises_message(ConfigError, "Given", "12"):
+        advance(control, Exchanged(4, 5, seen))
+
+
+def test_shares_of_numpy_become_python_integers() -> None:
+    control, _ = advance(Control(Given(np.array([5, 7]), (6, 6))), FleetFormed(0, 0, 12, TWO))
+
+    assert control.shares == (5, 7)
+    assert {type(share) for share in control.shares} == {int}
