@@ -45,7 +45,7 @@ WRONG = {
     "unwatched": "no model was given to stride.watch",
     "unfrozen": "was frozen when stride.watch.. got it",
     "several": "one optimizer with several parameter groups",
-    "twice": "one step.. for each batch",
+    "twice": "one step.. per batch",
 }
 
 

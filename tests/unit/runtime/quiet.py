@@ -33,15 +33,15 @@ class Clock(FakeClock):
         self.slept()
 
 
-class Told:
-    """What the ranks' heartbeats say, as a test wishes."""
+class SetBeats:
+    """The ranks' heartbeats, as set by a test."""
 
     def __init__(self, beats: dict[int, Beat]):
-        self.told = beats
+        self.latest = beats
 
     def beats(self) -> dict[int, Beat]:
         """Return every rank's latest heartbeat."""
-        return dict(self.told)
+        return dict(self.latest)
 
 
 def channel(rank: int = 0, world_size: int = 3) -> Channel:

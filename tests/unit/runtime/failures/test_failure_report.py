@@ -1,4 +1,4 @@
-"""How a loss is named: once, to everyone, and only when it is one."""
+"""A lost rank is named once, to every rank, and only if it is really lost."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from evenstride.runtime.failures.peer_link import (
 )
 from evenstride.runtime.store.store_channel import Channel
 from tests.messages import check_message, raises_message
-from tests.unit.runtime.quiet import Clock, Told, channel, message
+from tests.unit.runtime.quiet import Clock, SetBeats, channel, message
 
 TEXT = "rank 2 is gone: its process 7 on one ended"
 
 
-def _report(told: Channel, gate: DrawBarrier) -> LossReport:
-    return LossReport(told, gate, lambda: ("sync", 25))
+def _report(to: Channel, gate: DrawBarrier) -> LossReport:
+    return LossReport(to, gate, lambda: ("sync", 25))
 
 
 def test_a_loss_is_logged_once_and_raised_where_training_waits(
@@ -46,7 +46,7 @@ def test_a_loss_is_logged_once_and_raised_where_training_waits(
         gate.draw(25)
 
 
-def test_a_rank_does_not_say_of_itself_that_it_is_gone(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_rank_does_not_report_its_own_loss(caplog: pytest.LogCaptureFixture) -> None:
     gate = DrawBarrier((3, 4))
     report = _report(channel(rank=2), gate)
 
@@ -57,32 +57,32 @@ def test_a_rank_does_not_say_of_itself_that_it_is_gone(caplog: pytest.LogCapture
         gate.draw(25)
 
 
-def test_who_finds_a_loss_tells_all_control_threads_whatever_they_wait_for() -> None:
-    told = channel()
-    report = _report(told, DrawBarrier((3, 4)))
+def test_a_detected_loss_is_sent_to_all_control_threads() -> None:
+    shared = channel()
+    report = _report(shared, DrawBarrier((3, 4)))
 
     report.found(2, "its process 7 on one ended", 6)
 
     for key in ("go/6/0", "go/6/1", "go/7/2", "reply/6/2", "reply/7/2", "verdict/6", "verdict/7"):
-        assert message(told, key) == {"lost": TEXT}
-    assert message(told, "go/5/0") is None
+        assert message(shared, key) == {"lost": TEXT}
+    assert message(shared, "go/5/0") is None
 
 
-def test_what_was_heard_is_not_announced_again() -> None:
-    told = channel()
-    report = _report(told, DrawBarrier((3, 4)))
+def test_a_received_loss_is_not_announced_again() -> None:
+    shared = channel()
+    report = _report(shared, DrawBarrier((3, 4)))
     report.heard("rank 1 is gone: it ended")
 
     report.found(2, "its process 7 on one ended", 0)
 
-    assert message(told, "go/0/0") is None
+    assert message(shared, "go/0/0") is None
 
 
-def test_a_loss_that_the_others_can_do_without_fails_nothing_but_that_of_some() -> None:
-    told = list[int]()
+def test_in_asynchronous_modes_only_the_loss_of_some_ranks_is_fatal() -> None:
+    asked = list[int]()
 
     def forgive(rank: int) -> bool:
-        told.append(rank)
+        asked.append(rank)
         return rank != 3
 
     texts = [f"rank {rank} is gone: it ended" for rank in (2, 2, 3, 0, 1)]
@@ -92,8 +92,8 @@ def test_a_loss_that_the_others_can_do_without_fails_nothing_but_that_of_some() 
         )
         assert report.heard(text)
         assert report.known() == fatal
-        assert not report.heard(text), "it is no news any more"
-    assert told == [2, 2, 3], "rank 0 leads, and the others have done without rank 1 already"
+        assert not report.heard(text), "it is already known"
+    assert asked == [2, 2, 3], "rank 0 leads, and rank 1 is already missing"
 
 
 def test_announcing_survives_the_end_of_the_store() -> None:
@@ -101,17 +101,17 @@ def test_announcing_survives_the_end_of_the_store() -> None:
         def put(self, key: str, text: str) -> None:
             raise RuntimeError(f"broken pipe: {key}, {text}")
 
-    told = channel()
-    gone = Gone(0, 3, told.timeout, told.control, told.meeting, told.prompt)
+    shared = channel()
+    gone = Gone(0, 3, shared.timeout, shared.control, shared.meeting, shared.prompt)
 
     announce_loss(gone, 0, 2, TEXT)
 
-    assert message(told, "go/0/0") is None
+    assert message(shared, "go/0/0") is None
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """A clock that only sleeping moves."""
+    """A clock that advances only by sleeping."""
     clock = Clock()
     monkeypatch.setattr(peer_link, "time", clock)
     return clock
@@ -126,22 +126,22 @@ def _found(monkeypatch: pytest.MonkeyPatch, answer: Any) -> None:
     monkeypatch.setattr(peer_link, "diagnose", diagnose)
 
 
-NOBODY = cast(Any, Told({}))
+UNKNOWN = cast(Any, SetBeats({}))
 
 
-def test_a_rank_that_is_found_is_reported_and_the_others_get_time_to_hear(
+def test_a_lost_rank_is_reported_and_the_others_get_time_to_receive_it(
     monkeypatch: pytest.MonkeyPatch, clock: Clock
 ) -> None:
     _found(monkeypatch, (2, "no heartbeat since data of step 25"))
     report = _report(channel(), DrawBarrier((3, 4)))
 
-    look_for_the_lost(report, NOBODY, 0, 25, partial(report.found, exchange=0))
+    look_for_the_lost(report, UNKNOWN, 0, 25, partial(report.found, exchange=0))
 
     check_message(report.text, "rank 2", "step 25")
     assert clock.now_s > 0
 
 
-def test_who_hears_of_the_loss_while_looking_stays_for_as_long(
+def test_a_rank_that_receives_the_loss_meanwhile_stays_as_long(
     monkeypatch: pytest.MonkeyPatch, clock: Clock
 ) -> None:
     report = _report(channel(), DrawBarrier((3, 4)))
@@ -151,44 +151,44 @@ def test_who_hears_of_the_loss_while_looking_stays_for_as_long(
 
     monkeypatch.setattr(peer_link, "diagnose", hear)
 
-    look_for_the_lost(report, NOBODY, 0, 25, partial(report.found, exchange=0))
+    look_for_the_lost(report, UNKNOWN, 0, 25, partial(report.found, exchange=0))
 
     assert clock.now_s > 0
 
 
-def test_a_store_that_is_gone_is_an_answer(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
+def test_a_lost_store_is_reported(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
     _found(monkeypatch, RuntimeError("connection reset"))
     report = _report(channel(), DrawBarrier((3, 4)))
 
-    look_for_the_lost(report, NOBODY, 0, 25, partial(report.found, exchange=0))
+    look_for_the_lost(report, UNKNOWN, 0, 25, partial(report.found, exchange=0))
 
     assert report.text is not None
     assert "store is gone" in report.text
     assert clock.now_s == 0
 
 
-def test_if_all_ranks_answer_that_is_said(
+def test_if_all_ranks_are_alive_that_is_reported(
     monkeypatch: pytest.MonkeyPatch, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     _found(monkeypatch, None)
     report = _report(channel(), DrawBarrier((3, 4)))
 
-    look_for_the_lost(report, NOBODY, 1, 25, partial(report.found, exchange=0))
+    look_for_the_lost(report, UNKNOWN, 1, 25, partial(report.found, exchange=0))
 
     assert report.text is None
     assert clock.now_s == 0
     (record,) = caplog.records
     assert record.levelno == logging.ERROR
-    told = record.getMessage()
-    check_message(told, "step 25", "rank 1")
+    text = record.getMessage()
+    check_message(text, "step 25", "rank 1")
 
 
-def test_nobody_is_looked_for_when_the_loss_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_a_known_loss_no_rank_is_searched(monkeypatch: pytest.MonkeyPatch) -> None:
     _found(monkeypatch, AssertionError("not needed"))
     report = _report(channel(), DrawBarrier((3, 4)))
     report.heard(TEXT)
 
-    look_for_the_lost(report, NOBODY, 0, 25, partial(report.found, exchange=0))
+    look_for_the_lost(report, UNKNOWN, 0, 25, partial(report.found, exchange=0))
 
     assert report.text == TEXT
 
@@ -211,7 +211,7 @@ def test_nobody_is_looked_for_when_the_loss_is_known(monkeypatch: pytest.MonkeyP
         ("between", None, False),
     ],
 )
-def test_a_failed_collective_is_told_from_the_users_own_error(
+def test_a_failed_collective_differs_from_the_users_own_error(
     monkeypatch: pytest.MonkeyPatch, phase: str, error: Exception | None, failed: bool
 ) -> None:
     monkeypatch.setattr(sys, "last_exc", None, raising=False)
@@ -224,14 +224,14 @@ def test_a_failed_collective_is_told_from_the_users_own_error(
     ("places", "ends"),
     [
         ([("sync", 7), ("sync", 7)], True),
-        ([("between", 7), ("sync", 7), ("sync", 7)], True),  # only then its device could tell
-        ([("sync", 7), ("data", 7), ("data", 7)], False),  # it has heard of the loss
+        ([("between", 7), ("sync", 7), ("sync", 7)], True),  # only then its device shows it
+        ([("sync", 7), ("data", 7), ("data", 7)], False),  # it has received the loss
         ([("between", 7), ("sync", 7), ("compute", 8)], False),
         ([("between", 7), ("between", 7)], False),
         ([("data", 7), ("between", 7), ("sync", 7), ("sync", 7)], False),
     ],
 )
-def test_a_process_ends_whose_program_or_device_waits_for_a_lost_rank(
+def test_a_process_that_waits_for_a_lost_rank_ends(
     monkeypatch: pytest.MonkeyPatch, places: list[tuple[str, int]], ends: bool
 ) -> None:
     ended, at = list[int](), iter(places)

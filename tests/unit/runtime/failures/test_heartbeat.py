@@ -1,4 +1,4 @@
-"""Which rank broke a collective, from what the heartbeats and goodbyes say."""
+"""Which rank broke a collective, according to the heartbeats."""
 
 from __future__ import annotations
 
@@ -14,98 +14,98 @@ from evenstride.runtime.failures.heartbeat import ENDED, Beat, Heartbeats, diagn
 from evenstride.runtime.failures.peers import Peer, myself, watch_exit
 from evenstride.runtime.store.store_channel import Channel
 from tests.messages import check_message
-from tests.unit.runtime.quiet import Clock, Told, channel
+from tests.unit.runtime.quiet import Clock, SetBeats, channel
 
 ME, STEP = 0, 25
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """A clock that only sleeping moves, with hearts that beat while it moves."""
+    """A clock that advances only by sleeping, with heartbeats that follow it."""
     clock = Clock()
     monkeypatch.setattr(heartbeat, "time", clock)
     return clock
 
 
-def _diagnose(told: Told, known: bool = False) -> tuple[int, str] | None:
-    return diagnose(cast("Heartbeats", told), ME, STEP, lambda: known)
+def _diagnose(beats: SetBeats, known: bool = False) -> tuple[int, str] | None:
+    return diagnose(cast("Heartbeats", beats), ME, STEP, lambda: known)
 
 
-def _beating(clock: Clock, told: Told, *silent: int) -> None:
-    """Let every heart beat on with the clock, except some."""
+def _beating(clock: Clock, beats: SetBeats, *silent: int) -> None:
+    """Let all heartbeats follow the clock, except those of some ranks."""
 
     def beat() -> None:
-        told.told = {
+        beats.latest = {
             rank: beat if rank in silent else Beat(beat.count + 1, beat.phase, beat.step)
-            for rank, beat in told.told.items()
+            for rank, beat in beats.latest.items()
         }
 
     clock.slept = beat
 
 
-def _told(**phases: str) -> Told:
+def _beats(**phases: str) -> SetBeats:
     """Return beats by rank: ``_1="compute 25"`` and so on; this rank is in sync."""
     beats = {ME: Beat(3, "sync", STEP)}
     for rank, text in phases.items():
         phase, step = text.split()
         beats[int(rank[1:])] = Beat(3, phase, int(step))
-    return Told(beats)
+    return SetBeats(beats)
 
 
-def test_a_heart_that_has_stopped_is_found(clock: Clock) -> None:
-    told = _told(_1="sync 25", _2="compute 25")
-    _beating(clock, told, 2)
+def test_a_stopped_heartbeat_is_detected(clock: Clock) -> None:
+    beats = _beats(_1="sync 25", _2="compute 25")
+    _beating(clock, beats, 2)
 
-    check_message(_diagnose(told), "step 25")
+    check_message(_diagnose(beats), "step 25")
     assert heartbeat.MISSED_S <= clock.now_s < heartbeat.SILENT_S
 
 
-def test_a_heart_gets_more_time_where_this_rank_s_own_is_slow(clock: Clock) -> None:
-    told = _told(_1="sync 25", _2="compute 25")
-    _beating(clock, told, ME, 2)
+def test_a_heartbeat_gets_more_time_if_this_ranks_own_is_slow(clock: Clock) -> None:
+    beats = _beats(_1="sync 25", _2="compute 25")
+    _beating(clock, beats, ME, 2)
 
-    check_message(_diagnose(told), "step 25")
-    assert clock.now_s >= heartbeat.SILENT_S, "a slow heart gets its time"
+    check_message(_diagnose(beats), "step 25")
+    assert clock.now_s >= heartbeat.SILENT_S, "a slow heartbeat gets its time"
 
 
-def test_a_heart_that_beats_late_is_not_blamed(clock: Clock) -> None:
-    told = _told(_1="sync 25", _2="sync 25")
-    _beating(clock, told, 2)
+def test_a_late_heartbeat_is_not_blamed(clock: Clock) -> None:
+    beats = _beats(_1="sync 25", _2="sync 25")
+    _beating(clock, beats, 2)
     beat = clock.slept
 
     def late() -> None:
         beat()
         if clock.now_s > heartbeat.MISSED_S - 0.2:
-            told.told[2] = Beat(4, "sync", STEP)
+            beats.latest[2] = Beat(4, "sync", STEP)
 
     clock.slept = late
 
-    assert _diagnose(told) is None
+    assert _diagnose(beats) is None
 
 
-def test_a_rank_that_is_still_computing_is_found_when_all_hearts_beat(clock: Clock) -> None:
-    told = _told(_1="sync 25", _2="compute 25")
-    _beating(clock, told)
+def test_a_rank_that_still_computes_is_found_if_all_heartbeats_continue(clock: Clock) -> None:
+    beats = _beats(_1="sync 25", _2="compute 25")
+    _beating(clock, beats)
 
-    check_message(_diagnose(told), "step 25")
+    check_message(_diagnose(beats), "step 25")
 
 
-def test_a_rank_that_left_the_loop_is_found_when_all_hearts_beat(clock: Clock) -> None:
-    told = _told(_1="sync 25", _2="left 24")
-    _beating(clock, told)
+def test_a_rank_that_left_the_loop_is_found_if_all_heartbeats_continue(clock: Clock) -> None:
+    beats = _beats(_1="sync 25", _2="left 24")
+    _beating(clock, beats)
 
-    found = _diagnose(told)
+    found = _diagnose(beats)
 
     left = "it left the training loop in step 24; all ranks must leave it after the same step"
     assert found == (2, left)
 
 
 @pytest.mark.parametrize("where", ["sync 25", "failed 25", "decision 25", "compute 26"])
-def test_a_rank_that_waits_as_well_or_is_further_on_is_not_blamed(clock: Clock, where: str) -> None:
-    told = _told(_1="sync 25", _2=where)
-    _beating(clock, told)
+def test_a_rank_that_also_waits_or_is_ahead_is_not_blamed(clock: Clock, where: str) -> None:
+    beats = _beats(_1="sync 25", _2=where)
+    _beating(clock, beats)
 
-    assert _diagnose(told) is None
+    assert _diagnose(beats) is None
 
 
 @pytest.mark.parametrize(
@@ -119,61 +119,61 @@ def test_a_rank_that_waits_as_well_or_is_further_on_is_not_blamed(clock: Clock, 
 def test_a_rank_whose_program_has_ended_is_found_at_once(
     clock: Clock, last: Beat, how: tuple[str, ...]
 ) -> None:
-    told = _told(_1="sync 25")
-    told.told |= {ME: Beat(4, ENDED, 25, "mine"), 2: last}
-    _beating(clock, told)
+    beats = _beats(_1="sync 25")
+    beats.latest |= {ME: Beat(4, ENDED, 25, "mine"), 2: last}
+    _beating(clock, beats)
 
-    check_message(_diagnose(told), *how)
+    check_message(_diagnose(beats), *how)
     assert clock.now_s == 0.0
 
 
-def test_an_end_that_comes_while_watching_is_found(clock: Clock) -> None:
-    told = _told(_1="sync 25")
+def test_an_end_during_the_watch_is_found(clock: Clock) -> None:
+    beats = _beats(_1="sync 25")
 
     def part() -> None:
         if clock.now_s > 1.0:
-            told.told[1] = Beat(4, ENDED, 25, "OSError: no space")
+            beats.latest[1] = Beat(4, ENDED, 25, "OSError: no space")
 
     clock.slept = part
 
-    check_message(_diagnose(told))
+    check_message(_diagnose(beats))
     assert clock.now_s < heartbeat.SILENT_S
 
 
-def test_who_ended_at_a_later_step_did_not_break_this_one(clock: Clock) -> None:
-    told = _told()
-    told.told[1] = Beat(4, ENDED, 26)
-    _beating(clock, told)
+def test_a_rank_that_ended_at_a_later_step_is_not_blamed(clock: Clock) -> None:
+    beats = _beats()
+    beats.latest[1] = Beat(4, ENDED, 26)
+    _beating(clock, beats)
 
-    assert _diagnose(told) is None
+    assert _diagnose(beats) is None
 
 
-def test_watching_ends_when_the_answer_comes_from_elsewhere(clock: Clock) -> None:
-    told = _told(_1="sync 25")
+def test_the_watch_ends_when_another_rank_reports_the_loss(clock: Clock) -> None:
+    beats = _beats(_1="sync 25")
 
-    _diagnose(told, known=True)
+    _diagnose(beats, known=True)
 
     assert clock.now_s == 0.0
 
 
-def test_a_beat_tells_in_words_where_it_was() -> None:
+def test_a_heartbeat_describes_its_phase_in_words() -> None:
     assert Beat(9, "data", 4).where == "data of step 4"
     assert Beat(1, "idle", -1).where == "before its first step"
 
 
-def test_a_rank_tells_what_it_does_and_that_it_ends() -> None:
-    told, lost = channel(rank=1), list[int]()
+def test_a_rank_publishes_its_phase_and_its_end() -> None:
+    shared, lost = channel(rank=1), list[int]()
     peers = tuple(Peer(rank, "host", "elsewhere", 1) for rank in range(3))
-    mine = Heartbeats(told, peers, lambda: ("compute", 7), lambda rank, _: lost.append(rank))
+    mine = Heartbeats(shared, peers, lambda: ("compute", 7), lambda rank, _: lost.append(rank))
 
     beats = mine.beats()
-    told.put("beat/0", '[8, "sync", 7, null]')
-    told.put("beat/2", '[9, "ended", 4, null]')
+    shared.put("beat/0", '[8, "sync", 7, null]')
+    shared.put("beat/2", '[9, "ended", 4, null]')
     mine.close(7, "KeyError: 3")
     mine.close(99, None)
 
     assert (beats[1].phase, beats[1].step) == ("compute", 7)
-    assert set(beats) == {1}, "the others have not been heard of"
+    assert set(beats) == {1}, "no heartbeat of the others has arrived"
     assert mine.beats([2]) == {2: Beat(9, ENDED, 4)}
     assert mine.beats()[1].error == "KeyError: 3"
     assert mine.beats()[1].phase == ENDED
@@ -198,7 +198,7 @@ def test_the_error_that_ends_a_program_is_one_line(
     assert ending_error() == text
 
 
-def test_a_process_of_another_place_cannot_be_watched() -> None:
+def test_a_process_on_another_machine_cannot_be_watched() -> None:
     me = myself(4)
 
     assert me.name == f"{me.host}/4"
@@ -228,15 +228,15 @@ class Counted(Channel):
 
 
 class Watch:
-    """One rank that stands in a step, whose liveness thread a test drives.
+    """A rank that waits in a step; the test drives its liveness thread.
 
     Args:
-        clock: that time is told by.
-        rank: which of them.
-        world_size: how many there are.
+        clock: the clock of the test.
+        rank: its number.
+        world_size: the number of ranks.
         silent_s: see `Heartbeats`.
-        ring: likewise.
-        timeout_s: of the process group.
+        ring: see `Heartbeats`.
+        timeout_s: the process group's timeout.
     """
 
     def __init__(
@@ -265,7 +265,7 @@ class Watch:
         )
 
     def wait(self, seconds: float) -> None:
-        """Let time pass, a look per second."""
+        """Advance the time, with one check per second."""
         for _ in range(int(seconds)):
             self.clock.sleep(1.0)
             self._beat += 1
@@ -279,7 +279,7 @@ class Watch:
 
 
 @pytest.mark.parametrize("world_size", [4, 64, 256])
-def test_a_second_of_waiting_costs_two_requests_whatever_the_number_of_ranks(
+def test_a_second_of_waiting_costs_two_requests_for_any_number_of_ranks(
     clock: Clock, world_size: int
 ) -> None:
     watch = Watch(clock, 2, world_size, silent_s=1000.0)
@@ -289,11 +289,11 @@ def test_a_second_of_waiting_costs_two_requests_whatever_the_number_of_ranks(
     watch.wait(10)
     watch.liveness.close(7, None)
 
-    assert Counted.asked <= 20 + 1, "one heartbeat and one look per second, and the last one"
+    assert Counted.asked <= 20 + 1, "one heartbeat and one check per second, and the last one"
 
 
 @pytest.mark.parametrize("rank", range(4))
-def test_a_silent_heart_is_found_by_the_rank_before_it(clock: Clock, rank: int) -> None:
+def test_a_silent_rank_is_found_by_the_rank_before_it(clock: Clock, rank: int) -> None:
     watch = Watch(clock, rank, 4)
     watch.beating.discard(3)
 
@@ -303,7 +303,7 @@ def test_a_silent_heart_is_found_by_the_rank_before_it(clock: Clock, rank: int) 
     assert [lost for lost, _ in watch.lost] == ([3] if rank == 2 else [])
 
 
-def test_whoever_finds_a_rank_lost_watches_the_next_one(clock: Clock) -> None:
+def test_after_finding_a_lost_rank_the_next_one_is_watched(clock: Clock) -> None:
     watch = Watch(clock, 1, 4)
     watch.beating -= {2, 3, 0}
 
@@ -313,7 +313,7 @@ def test_whoever_finds_a_rank_lost_watches_the_next_one(clock: Clock) -> None:
     assert [lost for lost, _ in watch.lost] == [2, 3, 0]
 
 
-def test_where_ranks_do_not_wait_for_each_other_all_hearts_are_watched(clock: Clock) -> None:
+def test_in_asynchronous_modes_all_heartbeats_are_watched(clock: Clock) -> None:
     watch = Watch(clock, 0, 4, ring=False)
     watch.beating -= {2, 3}
 
@@ -324,7 +324,7 @@ def test_where_ranks_do_not_wait_for_each_other_all_hearts_are_watched(clock: Cl
 
 
 @pytest.mark.parametrize("phase", ["data", "between", "idle"])
-def test_a_rank_that_waits_for_nobody_watches_nobody(clock: Clock, phase: str) -> None:
+def test_a_rank_that_does_not_wait_watches_no_rank(clock: Clock, phase: str) -> None:
     watch = Watch(clock, 2, 4)
     watch.at = (phase, 7)
     watch.beating.discard(3)
@@ -344,7 +344,7 @@ def test_a_rank_that_waits_for_nobody_watches_nobody(clock: Clock, phase: str) -
         ("between", "left", False),
     ],
 )
-def test_a_long_wait_for_a_rank_that_left_the_loop_is_warned_about_in_any_phase_that_may_wait(
+def test_a_long_wait_for_a_rank_that_left_the_loop_causes_a_warning(
     clock: Clock, caplog: pytest.LogCaptureFixture, mine: str, other: str, named: bool
 ) -> None:
     watch = Watch(clock, 2, 4, silent_s=None)
@@ -362,7 +362,7 @@ def test_a_long_wait_for_a_rank_that_left_the_loop_is_warned_about_in_any_phase_
 @pytest.mark.parametrize(
     ("timeout_s", "after_s"), [(600.0, [30, 590]), (30.0, [15, 20]), (10.0, [5])]
 )
-def test_who_is_waited_for_is_named_soon_and_before_the_timeout(
+def test_the_awaited_ranks_are_named_soon_and_before_the_timeout(
     clock: Clock, caplog: pytest.LogCaptureFixture, timeout_s: float, after_s: list[int]
 ) -> None:
     watch = Watch(clock, 2, 4, silent_s=None, timeout_s=timeout_s)

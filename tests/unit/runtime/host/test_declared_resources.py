@@ -1,4 +1,4 @@
-"""What a worker is made of, and what its model is watched for."""
+"""The measured resources of a worker."""
 
 from __future__ import annotations
 
@@ -23,9 +23,7 @@ def _written(path: Path, text: str) -> None:
 
 
 @pytest.mark.parametrize(("limit", "cores"), [("150000 100000", 1.5), ("max 100000", None)])
-def test_the_quota_of_a_second_version_group_is_read(
-    tmp_path: Path, limit: str, cores: float | None
-) -> None:
+def test_the_quota_of_a_cgroup_v2_is_read(tmp_path: Path, limit: str, cores: float | None) -> None:
     _written(tmp_path / "membership", "0::/jobs/mine\n")
     _written(tmp_path / "root/jobs/mine/cpu.max", limit + "\n")
 
@@ -33,9 +31,7 @@ def test_the_quota_of_a_second_version_group_is_read(
 
 
 @pytest.mark.parametrize(("quota", "cores"), [("5000", 0.25), ("-1", None)])
-def test_the_quota_of_a_first_version_group_is_read(
-    tmp_path: Path, quota: str, cores: float | None
-) -> None:
+def test_the_quota_of_a_cgroup_v1_is_read(tmp_path: Path, quota: str, cores: float | None) -> None:
     _written(tmp_path / "membership", "4:memory:/m\n3:cpu,cpuacct:/mine\n0::/elsewhere\n")
     _written(tmp_path / "root/cpu/mine/cpu.cfs_quota_us", quota)
     _written(tmp_path / "root/cpu/mine/cpu.cfs_period_us", "20000")
@@ -44,14 +40,14 @@ def test_the_quota_of_a_first_version_group_is_read(
 
 
 @pytest.mark.parametrize("membership", ["0::/nowhere\n", "nonsense\n", "", "3:cpu:/nowhere\n"])
-def test_where_no_quota_can_be_read_there_is_none(tmp_path: Path, membership: str) -> None:
+def test_an_unreadable_quota_is_none(tmp_path: Path, membership: str) -> None:
     _written(tmp_path / "membership", membership)
 
     assert quota_cores(tmp_path / "membership", tmp_path / "root") is None
     assert quota_cores(tmp_path / "missing", tmp_path / "root") is None
 
 
-def test_usable_cores_are_no_more_than_the_threads() -> None:
+def test_usable_cores_are_limited_by_the_threads() -> None:
     assert 0 < usable_cores() <= torch.get_num_threads()
 
 
@@ -62,7 +58,7 @@ def test_the_speed_of_a_product_is_that_of_the_fastest() -> None:
 
 
 @pytest.mark.parametrize("flops_per_s", [5e9, 5.5e12, 65e12, 600e12])
-def test_the_time_to_start_a_product_hides_no_difference_between_devices(
+def test_the_start_time_of_a_product_does_not_hide_a_difference_between_devices(
     flops_per_s: float,
 ) -> None:
     def product_s(size: int) -> float:
@@ -71,7 +67,7 @@ def test_the_time_to_start_a_product_hides_no_difference_between_devices(
     assert fastest_flops_per_s(product_s) == pytest.approx(flops_per_s, rel=0.02)
 
 
-def test_a_device_without_a_clock_that_moves_is_not_measured_for_ever() -> None:
+def test_a_device_whose_clock_stands_still_is_not_measured_forever() -> None:
     sizes: list[int] = []
 
     def product_s(size: int) -> float:
@@ -103,7 +99,7 @@ def test_products_are_measured_in_the_dtype_in_use(monkeypatch: pytest.MonkeyPat
     assert seen == {torch.float32}
 
 
-def test_cores_count_on_cpus_alone_and_flops_beside_a_gpu() -> None:
+def test_cores_count_only_if_all_workers_are_cpus() -> None:
     cpu, other = {"cores": 4.0, "flops_per_s": 5e10}, {"cores": 1.0, "flops_per_s": 5e10}
     gpu = {"flops_per_s": 5e12}
 

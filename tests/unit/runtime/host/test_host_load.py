@@ -1,4 +1,4 @@
-"""Machine loads are told only where a policy predicts from them."""
+"""Machine loads are reported only if a policy predicts from them."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from evenstride.runtime.timing.step_timer import StepRecord
 
 
 @pytest.mark.parametrize("policy", ["adaptive", "uniform", "lb-bsp-cpu:predictor=ema"])
-def test_policies_that_do_not_ask_get_none(policy: str) -> None:
+def test_policies_without_predictions_get_no_loads(policy: str) -> None:
     assert all(map(isnan, loads_for(policy_from_spec(policy))()))
 
 
-def test_a_policy_that_asks_gets_parts_of_what_there_is() -> None:
+def test_a_predicting_policy_gets_fractions() -> None:
     cpu, memory = loads_for(policy_from_spec("lb-bsp-cpu"))()
 
     assert 0 <= cpu <= 1

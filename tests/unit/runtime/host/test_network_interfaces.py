@@ -1,4 +1,4 @@
-"""Addresses of this machine, and the interface of parameter servers."""
+"""Addresses of this machine, and the interface on which parameter servers listen."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MEETING = RpcRendezvous("head", 29400, "prefix", 2, 1, "asp", 60.0, one_machine=
 
 @pytest.fixture(autouse=True)
 def machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine with two interfaces, and none chosen by variables."""
+    """A machine with two interfaces, and no variables that select one."""
     monkeypatch.setattr(network_interfaces, "own_addresses", lambda: OWN)
     monkeypatch.setattr(rpc_agent, "address_towards", lambda *_: "10.0.0.5")
     for name in ON_LOOPBACK:
@@ -47,7 +47,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> None:
         ("::", False, None),
     ],
 )
-def test_who_can_reach_an_address_and_which_interface_has_it(
+def test_the_reachability_and_the_interface_of_an_address(
     address: str, loopback: bool, interface: str | None
 ) -> None:
     assert is_loopback(address) is loopback
@@ -68,7 +68,7 @@ def test_the_address_towards_another_machine_and_names_without_one() -> None:
         address_towards("no such name", 9)
 
 
-def test_this_machine_has_a_loopback_of_the_name_that_ranks_are_told() -> None:
+def test_the_loopback_interface_in_the_ranks_variables_exists() -> None:
     assert ON_LOOPBACK["GLOO_SOCKET_IFNAME"] in {name for _, name in socket.if_nameindex()}
 
 
@@ -83,7 +83,7 @@ def test_parameter_servers_listen_on_loopback_on_one_machine(
     assert interface_for(alone) == "eth7", "the user's choice"
 
 
-def test_parameter_servers_of_several_machines_listen_where_the_others_are(
+def test_parameter_servers_of_several_machines_listen_towards_the_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert interface_for(MEETING) == "eth0"

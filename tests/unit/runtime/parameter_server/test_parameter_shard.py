@@ -47,10 +47,10 @@ def test_a_part_continues_from_the_optimizers_state(kind: str, settings: dict[st
 
     net(torch.ones(2, 3).double()).square().sum().backward()
     gradients = [p.grad.clone() for p in mine if p.grad is not None]
-    settings = [{**group, "lr": group["lr"] / 10} for group in settings_of(optimizer)]
+    scaled = [{**group, "lr": group["lr"] / 10} for group in settings_of(optimizer)]
     for group in optimizer.param_groups:
         group["lr"] /= 10
-    stepped = shard.step(0, settings, gradients)
+    stepped = shard.step(0, scaled, gradients)
     optimizer.step()
 
     assert [w.tolist() for w in stepped] == [p.tolist() for p in mine]

@@ -1,4 +1,4 @@
-"""Snapshots for sinks, and a leader that knows something."""
+"""Snapshots for sinks, and a leader with data."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SLOW = Alert("slow", "b/1", 40, 31, 8, 0.1, 0.25, 0.4, 0.05, 0.25)
 
 
 def snapshot(step: int = 40, *, busy_s: float = 0.25, workers: str = "ab") -> Snapshot:
-    """Return what a leader of some workers may know."""
+    """Return a snapshot of a leader of some workers."""
     return Snapshot(
         1e9,
         step,
@@ -34,7 +34,7 @@ def snapshot(step: int = 40, *, busy_s: float = 0.25, workers: str = "ab") -> Sn
 
 
 def with_news(step: int = 40) -> Snapshot:
-    """Return one with a mean of an earlier step, and an alert."""
+    """Return a snapshot with means of earlier steps and an alert."""
     plain = snapshot(step)
     found = (
         NamedMean(step - 2, 1.25, "loss", 0.75),
@@ -53,17 +53,17 @@ def led(names: tuple[str, ...] = ("a/0", "b/1"), policy: str = "adaptive") -> Le
 def exchange(
     leader: Leader, first: int, steps: int, busy_s: tuple[float, ...], notice: int | None = None
 ) -> None:
-    """Let all workers tell the leader of some steps at the shares they have, and show it.
+    """Send the leader reports of all workers on some steps at their shares, and show them.
 
     Args:
-        leader: whose turn it is.
-        first: of the steps.
-        steps: how many.
-        busy_s: of each worker, per step.
-        notice: the worker that is to go in an hour, if there is one.
+        leader: the leader.
+        first: the first step.
+        steps: the number of steps.
+        busy_s: busy time of each worker, per step.
+        notice: a worker that will be preempted in an hour, if any.
     """
     shares, longest_s = leader.control.rank_shares, max(busy_s)
-    told = RankNotices(3600.0, False, True, "a test")
+    noticed = RankNotices(3600.0, False, True, "a test")
     replies = [
         Reply(
             first + steps + 1,
@@ -76,7 +76,7 @@ def exchange(
                     )
                 ]
             ),
-            notice=told if worker == notice else None,
+            notice=noticed if worker == notice else None,
         )
         for worker, (share, mine_s) in enumerate(zip(shares, busy_s, strict=True))
     ]

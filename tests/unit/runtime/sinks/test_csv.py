@@ -1,4 +1,4 @@
-"""The CSV file: one header whatever happens, and rows that any reader takes."""
+"""The CSV file always has one header, and its rows suit any reader."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def test_every_number_is_a_row(tmp_path: Path) -> None:
     sink.close()
     sink.close()
 
-    told = {(r["metric"], r["label"]): r for r in rows(tmp_path / "new" / "metrics.csv")}
+    found = {(r["metric"], r["label"]): r for r in rows(tmp_path / "new" / "metrics.csv")}
 
-    assert told["step_seconds", ""]["value"] == "0.3"
-    assert told["worker_busy_seconds", "b"] == {
+    assert found["step_seconds", ""]["value"] == "0.3"
+    assert found["worker_busy_seconds", "b"] == {
         "unix_s": "1000000000.000",
         "step": "40",
         "epochs": "1.5",
@@ -37,13 +37,13 @@ def test_every_number_is_a_row(tmp_path: Path) -> None:
         "value": "0.25",
         "text": "",
     }
-    assert (told["step", ""]["value"], told["epochs", ""]["value"]) == ("40", "1.5")
-    # A mean has its own step, and comes once.
-    assert (told["metric", "loss"]["step"], told["metric", "loss"]["value"]) == ("38", "0.75")
-    assert told["alert", "b/1"]["text"].startswith("slow: worker b/1 runs at 0.40")
+    assert (found["step", ""]["value"], found["epochs", ""]["value"]) == ("40", "1.5")
+    # A mean has its own step and is written once.
+    assert (found["metric", "loss"]["step"], found["metric", "loss"]["value"]) == ("38", "0.75")
+    assert found["alert", "b/1"]["text"].startswith("slow: worker b/1 runs at 0.40")
 
 
-def test_no_spreadsheet_takes_a_name_for_a_formula(tmp_path: Path) -> None:
+def test_a_name_never_becomes_a_formula_in_a_spreadsheet(tmp_path: Path) -> None:
     sink = CsvSink(tmp_path / "metrics.csv")
     sink.write(with_news())
     sink.write(snapshot(workers="@-"))
@@ -55,7 +55,7 @@ def test_no_spreadsheet_takes_a_name_for_a_formula(tmp_path: Path) -> None:
     assert {"'@", "'-"} <= labels
 
 
-def test_a_run_that_is_continued_goes_on_in_the_same_file(tmp_path: Path) -> None:
+def test_a_continued_run_appends_to_the_same_file(tmp_path: Path) -> None:
     path = tmp_path / "metrics.csv"
     for step in (40, 80):
         sink = CsvSink(path)
@@ -67,7 +67,7 @@ def test_a_run_that_is_continued_goes_on_in_the_same_file(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("torn", [1, 20, 9000])
-def test_a_row_that_a_crash_left_half_written_is_dropped(tmp_path: Path, torn: int) -> None:
+def test_a_row_that_a_crash_left_incomplete_is_dropped(tmp_path: Path, torn: int) -> None:
     path = tmp_path / "metrics.csv"
     sink = CsvSink(path)
     sink.write(snapshot())
@@ -84,7 +84,7 @@ def test_a_row_that_a_crash_left_half_written_is_dropped(tmp_path: Path, torn: i
 
 
 @pytest.mark.parametrize("before", ["a,b\n1,2\n", "unix_s", ",".join(COLUMNS)])
-def test_a_file_of_something_else_is_left_alone(tmp_path: Path, before: str) -> None:
+def test_a_file_with_other_content_is_not_changed(tmp_path: Path, before: str) -> None:
     path = tmp_path / "theirs.csv"
     path.write_text(before)
 
@@ -94,12 +94,12 @@ def test_a_file_of_something_else_is_left_alone(tmp_path: Path, before: str) -> 
     assert path.read_text() == before
 
 
-def test_a_folder_is_no_file(tmp_path: Path) -> None:
+def test_a_folder_is_refused_as_a_file(tmp_path: Path) -> None:
     with raises_message(ConfigError):
         CsvSink(tmp_path)
 
 
-def test_what_is_not_known_is_empty(tmp_path: Path) -> None:
+def test_unknown_values_are_empty(tmp_path: Path) -> None:
     sink = CsvSink(tmp_path / "metrics.csv")
     sink.write(replace(snapshot(), epochs=None))
     sink.close()

@@ -1,4 +1,4 @@
-"""One table of names, which the page on metrics shows; and texts that do nothing."""
+"""The table of names equals that of the page on metrics; texts are neutralised."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_a_name_follows_the_conventions_of_prometheus(metric: object) -> None:
 
 
 @given(st.text(max_size=40))
-def test_nothing_but_what_prints_is_left(text: str) -> None:
+def test_only_printable_characters_remain(text: str) -> None:
     assert neutral(text).isprintable()
     if text.isprintable() and "\\" not in text:
         assert neutral(text) == text
@@ -49,6 +49,6 @@ def test_different_texts_stay_different(one: str, other: str) -> None:
     assert (neutral(one) == neutral(other)) == (one == other)
 
 
-def test_a_hostile_name_does_nothing() -> None:
+def test_a_hostile_name_has_no_effect() -> None:
     check_message(neutral(HOSTILE))
     assert neutral("\ud800\u2028") == "\\ud800\\u2028"

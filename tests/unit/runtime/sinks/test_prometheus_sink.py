@@ -1,4 +1,4 @@
-"""What Prometheus reads: on loopback, as long as the run goes on, and of those who are there."""
+"""The page for Prometheus: on loopback, during the run, and only with present workers."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def page(sink: PrometheusSink) -> str:
 
 
 def values(sink: PrometheusSink) -> dict[tuple[str, ...], float]:
-    """Return the numbers by name and label, as the library itself reads them."""
+    """Return the numbers by name and label, as parsed by the library itself."""
     from prometheus_client.parser import text_string_to_metric_families
 
     return {
@@ -47,11 +47,11 @@ def values(sink: PrometheusSink) -> dict[tuple[str, ...], float]:
     }
 
 
-def test_nothing_is_told_before_something_is_known(sink: PrometheusSink) -> None:
+def test_before_the_first_snapshot_the_page_is_empty(sink: PrometheusSink) -> None:
     assert values(sink) == {}
 
 
-def test_the_latest_numbers_are_told(sink: PrometheusSink) -> None:
+def test_the_latest_numbers_are_served(sink: PrometheusSink) -> None:
     sink.write(snapshot(40))
     sink.write(snapshot(50, busy_s=0.5))
 
@@ -68,13 +68,13 @@ def test_the_latest_numbers_are_told(sink: PrometheusSink) -> None:
     assert "python_info" not in page(sink), "the registry is our own"
 
 
-def test_workers_that_left_are_gone(sink: PrometheusSink) -> None:
+def test_workers_that_left_are_not_served(sink: PrometheusSink) -> None:
     sink.write(snapshot(workers="ab"))
     sink.write(snapshot(workers="b"))
 
-    told = {key[1] for key in values(sink) if key[0] == "evenstride_worker_busy_seconds"}
+    served = {key[1] for key in values(sink) if key[0] == "evenstride_worker_busy_seconds"}
 
-    assert told == {"b"}
+    assert served == {"b"}
 
 
 def test_a_hostile_name_is_one_label(sink: PrometheusSink) -> None:
@@ -85,19 +85,19 @@ def test_a_hostile_name_is_one_label(sink: PrometheusSink) -> None:
     assert "\x1b" not in page(sink)
 
 
-def test_nobody_else_reaches_it(sink: PrometheusSink) -> None:
+def test_other_addresses_do_not_reach_the_server(sink: PrometheusSink) -> None:
     with socket.socket() as asking, pytest.raises(OSError):  # noqa: PT012
         asking.settimeout(5)
         asking.bind(("127.0.0.1", 0))
-        # Loopback is more than one address, and only the one asked for is listened to.
+        # Loopback has several addresses, and the server listens only on the requested one.
         asking.connect(("127.0.0.2", sink.port))
 
 
-def test_a_process_that_was_forked_does_not_hold_the_port() -> None:
+def test_a_forked_process_does_not_hold_the_port() -> None:
     sink = PrometheusSink("127.0.0.1", 0)
     child = multiprocessing.get_context("fork").Process(target=signal.pause)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of forking beside threads
+        warnings.simplefilter("ignore", DeprecationWarning)  # about forking with threads
         child.start()
     try:
         sink.close()
@@ -109,7 +109,7 @@ def test_a_process_that_was_forked_does_not_hold_the_port() -> None:
         child.join()
 
 
-def test_the_port_is_told_and_free_again_after_the_end(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_port_is_logged_and_free_after_the_end(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, logger="evenstride"):
         sink = PrometheusSink("127.0.0.1", 0)
     sink.close()

@@ -1,4 +1,4 @@
-"""Which sinks there are, and what cannot be one."""
+"""Valid and invalid settings of sinks."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ REFUSED: dict[str, tuple[Any, tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_is_no_sink_is_refused(make_stride: MakeStride, name: str) -> None:
+def test_an_invalid_sink_is_refused(make_stride: MakeStride, name: str) -> None:
     asked, complaint = REFUSED[name]
 
     with raises_message(ConfigError, *complaint):
@@ -42,11 +42,11 @@ def test_what_is_no_sink_is_refused(make_stride: MakeStride, name: str) -> None:
 
 
 @pytest.mark.parametrize("asked", ["", [], (), " , "])
-def test_none_is_a_possible_wish(asked: Any) -> None:
+def test_sinks_may_be_none(asked: Any) -> None:
     assert sinks_of(asked) == ()
 
 
-def test_several_come_as_text_or_one_by_one() -> None:
+def test_several_sinks_may_be_one_text_or_a_list() -> None:
     two = ("csv:a", "prometheus:0")
 
     assert sinks_of("csv:a, prometheus:0") == sinks_of(list(two)) == two
@@ -54,12 +54,12 @@ def test_several_come_as_text_or_one_by_one() -> None:
 
 
 @pytest.mark.parametrize("kind", ["csv:/proc/nowhere/a.csv", "tensorboard:/proc/nowhere/tb"])
-def test_a_place_that_cannot_be_written_is_refused(make_stride: MakeStride, kind: str) -> None:
+def test_an_unwritable_path_is_refused(make_stride: MakeStride, kind: str) -> None:
     with raises_message(ConfigError, kind):
         make_stride(sinks=kind)
 
 
-def test_a_port_in_use_is_refused_and_what_was_opened_is_closed(
+def test_a_port_in_use_is_refused_and_opened_sinks_are_closed(
     make_stride: MakeStride, tmp_path: Path
 ) -> None:
     pytest.importorskip("prometheus_client", reason="needs the extra prometheus")
@@ -80,7 +80,7 @@ def test_an_address_of_another_machine_is_refused(make_stride: MakeStride) -> No
         make_stride(sinks="prometheus:192.0.2.1:0")
 
 
-def test_addresses_of_both_kinds_can_be_given() -> None:
+def test_ipv4_and_ipv6_addresses_are_accepted() -> None:
     pytest.importorskip("prometheus_client", reason="needs the extra prometheus")
     asked = ["prometheus:localhost:0"]
     if socket.has_ipv6 and Path("/proc/net/if_inet6").exists():
@@ -100,7 +100,7 @@ def test_addresses_of_both_kinds_can_be_given() -> None:
         ("tensorboard:runs/tb", "torch.utils.tensorboard", "tensorboard"),
     ],
 )
-def test_a_package_that_is_not_there_is_named(
+def test_a_missing_package_is_named(
     make_stride: MakeStride,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
@@ -115,7 +115,7 @@ def test_a_package_that_is_not_there_is_named(
         make_stride(sinks=sink)
 
 
-def test_of_several_none_stays_open_if_one_cannot_be(tmp_path: Path) -> None:
+def test_if_one_sink_fails_to_open_no_other_stays_open(tmp_path: Path) -> None:
     pytest.importorskip("prometheus_client", reason="needs the extra prometheus")
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
@@ -127,7 +127,7 @@ def test_of_several_none_stays_open_if_one_cannot_be(tmp_path: Path) -> None:
         pass
 
 
-def test_a_trace_that_cannot_be_closes_the_sinks(make_stride: MakeStride, tmp_path: Path) -> None:
+def test_an_invalid_trace_closes_the_sinks(make_stride: MakeStride, tmp_path: Path) -> None:
     pytest.importorskip("prometheus_client", reason="needs the extra prometheus")
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
@@ -139,13 +139,13 @@ def test_a_trace_that_cannot_be_closes_the_sinks(make_stride: MakeStride, tmp_pa
 
 
 @pytest.mark.parametrize("part", [-0.1, 1, 1.5, "0.7", True, float("nan")])
-def test_a_fraction_that_cannot_be_is_refused(make_stride: MakeStride, part: Any) -> None:
+def test_an_invalid_fraction_is_refused(make_stride: MakeStride, part: Any) -> None:
     with raises_message(ConfigError, "alert_below"):
         make_stride(alert_below=part)
 
 
 @pytest.mark.parametrize("text", ["-0.1", "1", "some", "nan"])
-def test_so_is_one_of_the_environment(
+def test_an_invalid_fraction_of_the_environment_is_refused(
     make_stride: MakeStride, monkeypatch: pytest.MonkeyPatch, text: str
 ) -> None:
     monkeypatch.setenv("EVENSTRIDE_ALERT_BELOW", text)

@@ -1,4 +1,4 @@
-"""What is shown after exchanges, and that nothing which goes wrong in it ends training."""
+"""The reports after exchanges; their errors never end training."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ from tests.unit.runtime.solo import Trainer, numbered
 
 
 class Kept:
-    """A sink that keeps what it is told."""
+    """A sink that keeps its snapshots."""
 
     def __init__(self) -> None:
-        self.told: list[Snapshot] = []
+        self.written: list[Snapshot] = []
         self.closed = 0
 
     def write(self, snapshot: Snapshot) -> None:
-        """Keep it."""
-        self.told.append(snapshot)
+        """Keep the snapshot."""
+        self.written.append(snapshot)
 
     def close(self) -> None:
-        """Count it."""
+        """Count the calls."""
         self.closed += 1
 
     def latest(self) -> dict[tuple[str, str], float]:
         """Return the latest numbers."""
-        return {(one.metric, one.label): one.value for one in self.told[-1].samples}
+        return {(one.metric, one.label): one.value for one in self.written[-1].samples}
 
 
 def rows(path: Path) -> list[dict[str, str]]:
@@ -50,29 +50,29 @@ def rows(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def test_what_the_leader_knows_is_told() -> None:
+def test_the_leaders_figures_reach_the_sinks() -> None:
     leader, sink = led(), Kept()
     leader.board = TelemetryBoard({"kept": sink})
     exchange(leader, 0, 1, (0.2, 0.4))
     exchange(leader, 1, 4, (0.25, 0.25))
 
-    told = sink.latest()
+    latest = sink.latest()
 
-    assert sink.told[-1].step == 5
-    assert told["step_seconds", ""] == pytest.approx(0.25)
-    assert told["global_batch_samples", ""] == 12
-    assert told["changes_total", ""] == leader.changes
-    assert told["worker_share_samples", "a/0"] == leader.control.shares[0]
-    assert told["worker_busy_seconds", "b/1"] == pytest.approx(0.25)
-    assert told["worker_wait_seconds", "b/1"] == 0.0
-    assert told["worker_data_seconds", "a/0"] == pytest.approx(0.01 / 4)
-    assert ("worker_speed_ratio", "a/0") not in told, "no while has passed"
-    assert told["worker_slow", "a/0"] == told["worker_unneeded", "b/1"] == 0.0
-    assert 0 < told["efficiency_model_ratio", ""] <= told["bound_model_ratio", ""]
-    assert {metric for metric, _ in told} <= BY_NAME.keys()
+    assert sink.written[-1].step == 5
+    assert latest["step_seconds", ""] == pytest.approx(0.25)
+    assert latest["global_batch_samples", ""] == 12
+    assert latest["changes_total", ""] == leader.changes
+    assert latest["worker_share_samples", "a/0"] == leader.control.shares[0]
+    assert latest["worker_busy_seconds", "b/1"] == pytest.approx(0.25)
+    assert latest["worker_wait_seconds", "b/1"] == 0.0
+    assert latest["worker_data_seconds", "a/0"] == pytest.approx(0.01 / 4)
+    assert ("worker_speed_ratio", "a/0") not in latest, "too little time has passed"
+    assert latest["worker_slow", "a/0"] == latest["worker_unneeded", "b/1"] == 0.0
+    assert 0 < latest["efficiency_model_ratio", ""] <= latest["bound_model_ratio", ""]
+    assert {metric for metric, _ in latest} <= BY_NAME.keys()
 
 
-def test_waits_are_those_since_the_exchange_before() -> None:
+def test_waits_are_those_since_the_previous_exchange() -> None:
     leader, sink = led(), Kept()
     leader.board = TelemetryBoard({"kept": sink})
     exchange(leader, 0, 4, (0.1, 0.4))
@@ -99,7 +99,7 @@ def test_an_alert_is_in_the_log_the_trace_and_the_sinks_once(
 
     (logged,) = caplog.messages
     (noted,) = [r for r in read_records(tmp_path) if r["kind"] == "alert"]
-    (alert,) = [alert for told in sink.told for alert in told.alerts]
+    (alert,) = [alert for each in sink.written for alert in each.alerts]
 
     assert logged == f"step {alert.step}: {alert.reason}"
     assert "\\x1b[2J" in logged
@@ -111,7 +111,7 @@ def test_an_alert_is_in_the_log_the_trace_and_the_sinks_once(
     assert sink.latest()["worker_slow", alert.worker] == 1.0
 
 
-def test_who_gets_no_samples_any_more_is_not_told_of() -> None:
+def test_a_worker_without_samples_is_not_reported() -> None:
     leader, sink = led(("a/0", "b/1", "c/2")), Kept()
     leader.board = TelemetryBoard({"kept": sink})
     busy_s = (0.2, 0.2, 0.2)
@@ -129,7 +129,7 @@ def test_who_gets_no_samples_any_more_is_not_told_of() -> None:
     assert "b/1" not in {label for _, label in sink.latest()}
 
 
-def test_the_noise_of_the_gradient_is_told_where_it_is_measured() -> None:
+def test_measured_gradient_noise_reaches_the_sinks() -> None:
     leader, sink = led(), Kept()
     leader.board = TelemetryBoard({"kept": sink})
     exchange(leader, 0, 4, (0.2, 0.2))
@@ -145,16 +145,16 @@ def test_the_noise_of_the_gradient_is_told_where_it_is_measured() -> None:
 
 
 class Broken(Kept):
-    """A sink that fails from its second snapshot on, and in closing."""
+    """A sink that fails from its second snapshot on, and when it closes."""
 
     def write(self, snapshot: Snapshot) -> None:
-        """Keep one, and fail."""
+        """Keep the snapshot, and fail later."""
         super().write(snapshot)
-        if len(self.told) > 1:
+        if len(self.written) > 1:
             raise OSError(28, "No space left\x1b[2J")
 
     def close(self) -> None:
-        """Count it, and fail."""
+        """Count the call, and fail."""
         super().close()
         raise OSError("still no space")
 
@@ -169,11 +169,11 @@ def test_a_sink_that_fails_is_named_once_and_dropped(caplog: pytest.LogCaptureFi
         leader.close({})
 
     check_message(caplog.messages, "28")
-    assert (len(broken.told), broken.closed) == (2, 1)
-    assert (len(sink.told), sink.closed) == (5, 1)
+    assert (len(broken.written), broken.closed) == (2, 1)
+    assert (len(sink.written), sink.closed) == (5, 1)
 
 
-def test_one_that_does_not_close_is_named_too(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_sink_that_fails_to_close_is_also_named(caplog: pytest.LogCaptureFixture) -> None:
     broken, sink = Broken(), Kept()
     board = TelemetryBoard({"one": broken, "other": sink})
 
@@ -191,7 +191,7 @@ def _opened(path: Path) -> int:
     return own
 
 
-def test_a_full_disk_ends_the_file_and_not_the_training(
+def test_a_full_disk_ends_the_file_but_not_the_training(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     leader, sink = led(), CsvSink(tmp_path / "m.csv")
@@ -210,7 +210,7 @@ def test_a_full_disk_ends_the_file_and_not_the_training(
     assert (tmp_path / "m.csv").read_bytes() == written
 
 
-def test_what_fails_in_looking_ends_nothing(
+def test_an_error_in_the_alerts_does_not_end_training(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     leader = led()
@@ -226,7 +226,7 @@ def test_what_fails_in_looking_ends_nothing(
     assert leader.ledger.steps == 4
 
 
-def test_means_are_told_with_their_own_steps_also_the_last(
+def test_means_have_their_own_steps_and_the_last_is_not_lost(
     make_stride: MakeStride, tmp_path: Path
 ) -> None:
     path = tmp_path / "metrics.csv"
@@ -247,20 +247,18 @@ def test_means_are_told_with_their_own_steps_also_the_last(
     ]
 
 
-def test_what_no_exchange_has_taken_is_told_at_the_end() -> None:
+def test_means_after_the_last_exchange_are_written_at_the_end() -> None:
     sink = Kept()
     board = TelemetryBoard({"kept": sink})
     board.hear("metric", {"step": 7, "epochs": 0.5, "name": "loss", "value": 0.25})
 
     board.close()
 
-    assert [tuple(found) for found in sink.told[-1].found] == [(7, 0.5, "loss", 0.25)]
-    assert sink.told[-1].samples == ()
+    assert [tuple(found) for found in sink.written[-1].found] == [(7, 0.5, "loss", 0.25)]
+    assert sink.written[-1].samples == ()
 
 
-def test_a_training_that_goes_on_counts_its_steps_from_its_beginning(
-    make_stride: MakeStride, tmp_path: Path
-) -> None:
+def test_a_continued_training_counts_all_its_steps(make_stride: MakeStride, tmp_path: Path) -> None:
     path = tmp_path / "metrics.csv"
     stride = make_stride(sinks=f"csv:{path}")
     loader, trainer = stride.loader(numbered(40)), Trainer(stride)
@@ -281,7 +279,7 @@ def test_a_training_that_goes_on_counts_its_steps_from_its_beginning(
     assert path.read_text().count("unix_s") == 1
 
 
-def test_the_last_exchange_tells_of_no_earlier_step_than_one_just_before(
+def test_the_last_exchange_does_not_report_an_earlier_step(
     make_stride: MakeStride, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     always = property(lambda _: 1, lambda _, _due: None)
@@ -296,7 +294,7 @@ def test_the_last_exchange_tells_of_no_earlier_step_than_one_just_before(
     assert set(steps[10:]) == {10}
 
 
-def test_the_environment_chooses_where_the_script_does_not(
+def test_the_environment_sets_the_default_sinks(
     make_stride: MakeStride, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("EVENSTRIDE_SINKS", f"csv:{tmp_path / 'theirs.csv'}")
@@ -321,7 +319,7 @@ def test_the_fraction_comes_from_the_argument_then_the_environment(
     assert [header["alert_below"] for header in headers] == [0.9, 0.5]
 
 
-def test_after_the_end_nothing_is_open(make_stride: MakeStride, tmp_path: Path) -> None:
+def test_after_the_end_all_sinks_are_closed(make_stride: MakeStride, tmp_path: Path) -> None:
     stride = make_stride(sinks=f"csv:{tmp_path / 'm.csv'}")
     stride.close()
     stride.close()
@@ -332,12 +330,12 @@ def test_after_the_end_nothing_is_open(make_stride: MakeStride, tmp_path: Path) 
         sink.write(Snapshot(0.0, 0, None))
 
 
-def test_epochs_go_by_the_batch_of_the_pass() -> None:
-    """At a turn the next epoch's batch is known before any of its steps."""
+def test_epochs_are_counted_with_the_batch_of_the_pass() -> None:
+    """At the end of an epoch the next batch is known before its first step."""
     leader, sink = led(), Kept()
     leader.board = TelemetryBoard({"kept": sink})
     leader.note("pass", step=0, epochs=2.0, samples=120, global_batch=6)
 
     exchange(leader, 0, 5, (0.2, 0.2))
 
-    assert sink.told[-1].epochs == pytest.approx(2.25)
+    assert sink.written[-1].epochs == pytest.approx(2.25)

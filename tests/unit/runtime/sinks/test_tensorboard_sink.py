@@ -18,7 +18,7 @@ from evenstride.runtime.sinks.tensorboard_sink import TensorBoardSink
 
 
 def read(folder: Path) -> Any:
-    """Return what TensorBoard makes of a folder."""
+    """Return TensorBoard's view of a folder."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     found = EventAccumulator(str(folder), {"scalars": 0, "tensors": 0})
@@ -56,22 +56,22 @@ def test_an_alert_is_a_text(tmp_path: Path) -> None:
     assert b"worker b/1 runs at 0.40" in event.tensor_proto.string_val[0]
 
 
-def test_steps_that_are_trained_again_replace_those_before(tmp_path: Path) -> None:
+def test_repeated_steps_replace_the_earlier_ones(tmp_path: Path) -> None:
     for life, steps in enumerate(((40, 50, 60), (50, 55))):
         sink = TensorBoardSink(tmp_path)
         for step in steps:
             sink.write(snapshot(step, busy_s=float(life)))
         sink.close()
-        # Files are read in the order of their names, which hold the second they were made in.
+        # Files are read in the order of their names, which contain the second of their creation.
         (made,) = tmp_path.glob("events*.*.*.*.*")
         made.rename(tmp_path / f"events.out.tfevents.{life}")
 
-    told = scalars(tmp_path, "evenstride_worker_busy_seconds/a")
+    points = scalars(tmp_path, "evenstride_worker_busy_seconds/a")
 
-    assert told == [(40, 0.0), (50, 1.0), (55, 1.0)]
+    assert points == [(40, 0.0), (50, 1.0), (55, 1.0)]
 
 
-def test_names_are_letters_that_tensorboard_allows(tmp_path: Path) -> None:
+def test_names_have_only_characters_that_tensorboard_allows(tmp_path: Path) -> None:
     sink = TensorBoardSink(tmp_path)
     label = neutral(HOSTILE)
     sink.write(replace(snapshot(), samples=(Sample("worker_busy_seconds", label, 1.0),)))
@@ -84,7 +84,7 @@ def test_names_are_letters_that_tensorboard_allows(tmp_path: Path) -> None:
     assert re.fullmatch("[0-9a-f]{6}", part)
 
 
-def test_metrics_whose_names_differ_in_other_letters_alone_stay_apart(tmp_path: Path) -> None:
+def test_metrics_that_differ_only_in_other_characters_stay_separate(tmp_path: Path) -> None:
     names = ("acc@1", "acc 1", "acc_1")
     for life in range(2):
         sink = TensorBoardSink(tmp_path)

@@ -1,4 +1,4 @@
-"""What evaluation found, and where passes began, in the trace of one process."""
+"""Results of evaluation and starts of passes, in the trace of one process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def recorded(trace: Path, kind: str) -> list[dict[str, Any]]:
     return [record for record in read_records(trace) if record["kind"] == kind]
 
 
-def test_a_named_mean_is_recorded_with_its_place_in_the_training(
+def test_a_named_mean_is_recorded_with_its_position(
     make_stride: MakeStride, tmp_path: Path
 ) -> None:
     stride = make_stride(trace=tmp_path)
@@ -42,7 +42,7 @@ def test_a_named_mean_is_recorded_with_its_place_in_the_training(
     assert {row[2:] for row in rows[1:-1]} == {("train/loss", 1.5)}
 
 
-def test_what_is_no_number_is_null(make_stride: MakeStride, tmp_path: Path) -> None:
+def test_values_that_are_not_finite_are_null(make_stride: MakeStride, tmp_path: Path) -> None:
     stride = make_stride(trace=tmp_path)
     stride.mean(0.0, 0, name="loss")
     stride.mean(float("inf"), 1, name="loss")
@@ -60,7 +60,7 @@ def test_what_is_no_number_is_null(make_stride: MakeStride, tmp_path: Path) -> N
         (1.0, "x" * 101, ("100",)),
     ],
 )
-def test_what_cannot_be_recorded_is_refused(
+def test_invalid_names_and_values_are_refused(
     make_stride: MakeStride, tmp_path: Path, total: Any, name: Any, why: tuple[str, ...]
 ) -> None:
     stride = make_stride(trace=tmp_path)
@@ -72,7 +72,7 @@ def test_what_cannot_be_recorded_is_refused(
     assert not recorded(tmp_path, "metric")
 
 
-def test_several_numbers_without_a_name_are_as_before(make_stride: MakeStride) -> None:
+def test_without_a_name_several_numbers_are_allowed(make_stride: MakeStride) -> None:
     assert torch.equal(
         torch.as_tensor(make_stride().mean(torch.ones(2), 2)), torch.full((2,), 0.5).double()
     )
@@ -82,7 +82,7 @@ def test_without_a_trace_a_name_changes_nothing(make_stride: MakeStride) -> None
     assert make_stride().mean(3.0, 2, name="loss") == 1.5
 
 
-def test_a_training_that_goes_on_counts_all_of_its_epochs(
+def test_a_continued_training_counts_all_its_epochs(
     make_stride: MakeStride, tmp_path: Path
 ) -> None:
     first = make_stride(trace=tmp_path)
@@ -107,9 +107,7 @@ def test_a_training_that_goes_on_counts_all_of_its_epochs(
     assert metrics == [(4, 1.4), (6, 2.0)]
 
 
-def test_samples_that_are_never_trained_are_no_part_of_an_epoch(
-    make_stride: MakeStride, tmp_path: Path
-) -> None:
+def test_dropped_samples_do_not_count_in_an_epoch(make_stride: MakeStride, tmp_path: Path) -> None:
     stride = make_stride(trace=tmp_path)
     loader, trainer = stride.loader(numbered(10), drop_last=True), Trainer(stride)
     trainer.epoch(loader, steps=1)

@@ -1,4 +1,4 @@
-"""A run in sentences and in numbers, from figures made by hand."""
+"""A run in sentences and in numbers, from fixed figures."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ def test_a_whole_run_in_sentences() -> None:
     check_message(str(RUN).splitlines(), "100 steps", "120 samples", "20/100")
 
 
-def test_equal_workers_are_told_that_balancing_cannot_help() -> None:
+def test_for_equal_workers_the_summary_reports_that_balancing_cannot_help() -> None:
     text = str(replace(RUN, bound_model=1.029, step_s=1.25))
 
     check_message(text, "1.25 s")
     assert "times as fast" not in text
 
 
-def test_of_equal_workers_under_a_split_that_suits_others_it_is_told_what_that_costs() -> None:
+def test_for_equal_workers_with_unequal_shares_the_summary_reports_the_cost() -> None:
     text = str(replace(RUN, bound_model=1.0, speedup_model=0.79, efficiency_model=0.79))
 
     check_message(text, "0.79")
@@ -64,25 +64,25 @@ def test_of_equal_workers_under_a_split_that_suits_others_it_is_told_what_that_c
 
 
 @pytest.mark.parametrize(
-    ("bound", "speedup", "told"),
+    ("bound", "speedup", "reported"),
     [(1.029, 0.98, False), (1.029, 0.96, True), (1.031, 1.0, True)],
 )
-def test_three_percent_are_where_a_speed_up_or_a_loss_is_told(
-    bound: float, speedup: float, told: bool
+def test_speed_ups_and_losses_are_reported_from_three_percent(
+    bound: float, speedup: float, reported: bool
 ) -> None:
     text = str(replace(RUN, bound_model=bound, speedup_model=speedup))
 
-    assert ("times as fast" in text) == told
-    assert ("balancing cannot help" in text) != told
+    assert ("times as fast" in text) == reported
+    assert ("balancing cannot help" in text) != reported
 
 
-def test_without_fitted_curves_only_what_was_measured_is_told() -> None:
+def test_without_fitted_curves_only_measurements_are_reported() -> None:
     text = str(replace(RUN, efficiency_model=None, speedup_model=None, bound_model=None))
 
     check_message(text, "20/100", "457 ms")
 
 
-def test_before_the_first_report_no_speed_is_told() -> None:
+def test_before_the_first_report_no_speed_is_reported() -> None:
     idle = tuple(replace(worker, busy_s=0.0, waited_s=0.0, caused_s=0.0) for worker in RUN.workers)
 
     text = str(replace(RUN, step_s=None, workers=idle))
@@ -91,12 +91,12 @@ def test_before_the_first_report_no_speed_is_told() -> None:
     assert "wait" not in text
 
 
-def test_what_drop_last_leaves_out_is_told() -> None:
+def test_the_samples_that_drop_last_drops_are_reported() -> None:
     check_message(str(replace(RUN, samples_dropped=7)), "drop_last", "7 samples")
     assert "drop_last" not in str(RUN)
 
 
-def test_only_the_worst_three_are_blamed_and_only_for_what_matters() -> None:
+def test_at_most_three_workers_are_blamed() -> None:
     workers = tuple(
         WorkerSummary(f"h/{rank}", 1, 10.0, 0.0, caused_s, 1, 0.0, 0.0)
         for rank, caused_s in enumerate([5.0, 9.0, 1.2, 7.0, 6.0])
@@ -130,7 +130,7 @@ def test_many_workers_are_not_all_listed() -> None:
     assert "shares " + "/".join(["100"] * 16) + ";" in text
 
 
-def test_other_ranks_say_that_they_know_only_themselves() -> None:
+def test_other_ranks_report_that_they_know_only_themselves() -> None:
     summary = summarise(None, **{**FACTS, "rank": 3})
 
     check_message(str(summary), "rank 3", "rank 0")
@@ -147,10 +147,16 @@ def test_it_is_plain_json() -> None:
     assert {**plain, **lists} == {**RUN.to_dict(), **lists}
 
 
-def test_it_says_what_a_mode_forgoes_and_how_old_updates_were() -> None:
+def test_the_limits_of_a_mode_and_the_staleness_are_reported() -> None:
     each = {"count": 30, "mean": 1.5, "maximum": 4}
-    told = {**each, "count": 60, "workers": [each, each], "most_ahead": 5, "handed_out_again": 7}
-    summary = replace(RUN, sync="asp", forgoes=("No bound.",), staleness=told)
+    staleness = {
+        **each,
+        "count": 60,
+        "workers": [each, each],
+        "most_ahead": 5,
+        "handed_out_again": 7,
+    }
+    summary = replace(RUN, sync="asp", forgoes=("No bound.",), staleness=staleness)
 
     text = str(summary)
 
@@ -203,7 +209,7 @@ def test_the_leaders_figures_are_those_that_were_reported() -> None:
 
 def test_efficiency_and_speed_up_compare_with_the_fitted_curves() -> None:
     # Proportional times of 10 and 20 ms per sample would finish 8/4 at 80 ms and 6/6 at 120 ms;
-    # one time alone is taken for a third fixed, which moves the optimum little.
+    # with a single time, a third is assumed to be fixed, which moves the optimum little.
     summary = summarise(_leader("static:6,6", (0.06, 0.12), (0.06, 0.0)), **FACTS)
 
     assert summary.bound_model == pytest.approx(120 / 80, rel=0.05)
@@ -231,7 +237,7 @@ def test_the_figures_of_the_model_fit_together() -> None:
     assert summary.efficiency_model == pytest.approx(1.0, abs=0.05)
 
 
-def test_a_worker_that_was_not_measured_leaves_the_model_open() -> None:
+def test_with_an_unmeasured_worker_the_model_figures_are_none() -> None:
     leader = Leader(Control(policy_from_spec("uniform")))
     leader.form(FleetFormed(0, 0, 12, (Worker("one/0"), Worker("two/1"))))
 
@@ -241,7 +247,7 @@ def test_a_worker_that_was_not_measured_leaves_the_model_open() -> None:
     assert [worker.share for worker in summary.workers] == [6, 6]
 
 
-def test_a_fixed_split_is_compared_by_a_guess_and_says_so() -> None:
+def test_the_comparison_of_a_fixed_split_is_marked_as_a_guess() -> None:
     fixed = replace(RUN, policy="static:20,100", changes=0)
 
     check_message(str(fixed))
