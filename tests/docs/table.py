@@ -19,6 +19,7 @@ RUN = [
     "evenstride estimate 1,1,0.95",
     "evenstride estimate 1,0.1 --fixed 0.9",
     "evenstride estimate 1,1,1,0.02 --global-batch 128",
+    "evenstride simulate --list",
     "evenstride simulate --schema",
     "evenstride simulate cluster.yaml -p uniform,adaptive"
     " --sync 'bsp,bsp-ps,asp,ssp(staleness=3),local-sgd(every=8),delayed'",
@@ -32,13 +33,14 @@ RUN = [
 
 # Run with less to do: what is replaced by what.
 SMALLER = {
-    "evenstride compare benchmarks/scenarios/h10.yaml benchmarks/scenarios/slow-worker-swap.yaml"
-    " --plot plots": (
+    "evenstride compare h10 slow-worker-swap --plot plots": (
         "compare ",
         "compare --seeds 1 ",
     ),
-    "evenstride simulate benchmarks/scenarios/reference.yaml"
-    " --policy adaptive,dynamic-batching --seeds 20 --lag 1,3,8": ("--seeds 20", "--seeds 1"),
+    "evenstride simulate reference --policy adaptive,dynamic-batching --seeds 20 --lag 1,3,8": (
+        "--seeds 20",
+        "--seeds 1",
+    ),
     "evenstride profile --type g4dn.xlarge --out t4.json -- train.py --lr 0.1": (
         "profile ",
         "profile --seconds 2 --parts 1/4,1/2,1 ",
