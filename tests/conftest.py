@@ -69,6 +69,12 @@ SLOW = (
 # Tests that measure times are slow too. These two stay in `make test`: they check the times that
 # observations and summaries consist of.
 QUICKLY_MEASURED = ("multiproc/test_attribution.py", "multiproc/test_timing.py")
+# Tests of slow files that stay in `make test`, so that every promise has one there.
+PROMISED = (
+    "faults/test_losses.py::test_every_survivor_names_the_lost_rank_in_one_line",
+    "faults/test_damages.py::test_random_damage_never_restarts_from_scratch_and_never_deletes[0]",
+    "multiproc/test_trials.py::test_a_calibration_by_hand_leaves_checkpoints",
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -79,7 +85,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             continue
         path = item.path.relative_to(tests).as_posix()
         measures = item.get_closest_marker("alone") and path not in QUICKLY_MEASURED
-        if measures or path.startswith(SLOW):
+        slow = path.startswith(SLOW) and not f"{path}::{item.name}".startswith(PROMISED)
+        if measures or slow:
             item.add_marker("slow")
 
 
