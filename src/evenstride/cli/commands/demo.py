@@ -128,8 +128,8 @@ def _sentence(outcome: Comparison) -> str:
     low, _ = outcome.speedup_interval or (equal.step_s / balanced.step_s, 0.0)
     if outcome.disturbed and low <= 1.0:
         return (
-            "Other work on this machine took more time than balancing saved, so the demo shows "
-            "nothing. Run it again when the machine is quiet."
+            "The interval of the speed-up includes 1, because of other work on this machine, so the "
+            "demo shows nothing. Run it again when the machine is quiet."
         )
     return (
         f"With equal batches, all other workers waited for worker {slowest}. evenstride gave it "
