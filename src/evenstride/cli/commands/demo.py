@@ -128,8 +128,8 @@ def _sentence(outcome: Comparison) -> str:
     low, _ = outcome.speedup_interval or (equal.step_s / balanced.step_s, 0.0)
     if outcome.disturbed and low <= 1.0:
         return (
-            "Other work on this machine took more time than balancing saved, so the demo shows "
-            "nothing. Run it again when the machine is quiet."
+            "Other work on this machine made the speed-up so uncertain that it may be 1. The demo "
+            "shows nothing. Run it again when the machine is quiet."
         )
     return (
         f"With equal batches, all other workers waited for worker {slowest}. evenstride gave it "

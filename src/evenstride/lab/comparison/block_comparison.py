@@ -1,11 +1,14 @@
 """Speed-up, bound and efficiency of a comparison, from the warm blocks of its rounds.
 
 Every policy runs in every round. So each ratio follows from pairs of blocks that ran close to each
-other, and the drift of the machine cancels. The bound needs the step time of the best possible
-split. It follows from the busy times of all workers in the same round, measured while all of them
-trained together. Times of workers that were measured apart from training are off by several per
-cent: a worker in training also loads its samples, averages gradients and, as the leader, decides.
-At a fifth of a core, each millisecond of such work takes five.
+other, and the drift of the machine cancels.
+
+The bound needs the step time of the best possible split. It follows from the busy times of all
+workers in the same round, in which they trained together. Times that were measured apart from
+training do not fit: in three demos on two cores (25 November 2026), the slowest worker's equal step
+took 3 to 6 % longer in training. There it also loads samples and averages gradients, and at a fifth
+of a core each millisecond of such work takes five. Besides, a worker that waits loses the rest of
+its quota in that period of the CPU limit.
 """
 
 from __future__ import annotations
