@@ -131,9 +131,12 @@ def test_a_torn_last_record_is_left_out_and_the_rest_is_compared(name: str, tmp_
 @pytest.mark.parametrize(
     ("version", "told"),
     [
-        *((version, "reads up to 1; install a later one") for version in ("2", "99")),
-        *((text, "no version of evenstride writes") for text in ('"1"', "null", "1.5", "-5", "0")),
-        ("true", "no version of evenstride writes"),
+        *((version, r"\(up to 1\); upgrade it") for version in ("2", "99")),
+        *(
+            (text, "is not written by any version of evenstride")
+            for text in ('"1"', "null", "1.5", "-5", "0")
+        ),
+        ("true", "is not written by any version of evenstride"),
     ],
 )
 def test_a_version_that_is_not_known_is_refused(version: str, told: str, tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ def test_what_cannot_be_is_refused_on_every_rank(ranks: RankPool) -> None:
     for texts in everywhere:
         loader, drift, compress, scale = texts
         assert "weights ranks by their samples" in loader
-        assert "differ between two steps" in drift
+        assert "differ between the steps" in drift
         assert "compress" in compress
         assert "weights ranks by their samples" in scale
 

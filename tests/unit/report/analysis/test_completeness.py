@@ -13,7 +13,7 @@ from evenstride.report.analysis.run_timeline import RunTimeline
 from tests.messages import check_message
 from tests.unit.report.virtual import VirtualRun
 
-HOW = "records of it are missing, or were changed"
+HOW = "records are missing or were changed"
 
 
 def summary(run: VirtualRun) -> dict[str, Any]:

@@ -51,7 +51,9 @@ def test_a_damaged_line_is_reported_and_the_rest_is_shown(run: VirtualRun, line:
 
     assert story.generations[0].steps == 120
     assert story.ended
-    assert any("line 9 is no record" in s or "damaged" in s for s in story.unread), story.unread
+    assert any("line 9 is not a trace record" in s or "damaged" in s for s in story.unread), (
+        story.unread
+    )
 
 
 def test_an_event_that_cannot_be_takes_the_curves_away_and_nothing_else(run: VirtualRun) -> None:
@@ -65,7 +67,7 @@ def test_an_event_that_cannot_be_takes_the_curves_away_and_nothing_else(run: Vir
 
     assert story.generations[0].steps == 120
     assert totals_of(story.generations).efficiency_model is None
-    assert any("cannot be replayed" in sentence for sentence in story.unread)
+    assert any("cannot replay the decisions" in sentence for sentence in story.unread)
 
 
 ESCAPE = "\x1b]0;pwned\x07\x1b[31mRED"
@@ -83,7 +85,8 @@ def test_what_is_reported_of_names_holds_nothing_that_a_terminal_acts_on(tmp_pat
     story.read()
 
     assert any(
-        "cannot be replayed" in sentence and "pwned" in sentence for sentence in story.unread
+        "cannot replay the decisions" in sentence and "pwned" in sentence
+        for sentence in story.unread
     )
     assert not any(mark in sentence for sentence in story.unread for mark in "\x1b\x07")
 
@@ -218,7 +221,7 @@ def test_memory_that_cannot_be_is_left_out(run: VirtualRun, field: str, value: o
     assert story.generations[0].held == {
         rank: PeakMemory(rank, 32, 1 << 30, 4 << 30) for rank in range(3)
     }
-    assert any("1 record(s) were damaged" in sentence for sentence in story.unread)
+    assert any("1 damaged record(s) were left out" in sentence for sentence in story.unread)
 
 
 @pytest.mark.parametrize("step", ["x", None, -1, int("9" * 400)])
@@ -231,7 +234,7 @@ def test_an_event_at_no_step_is_left_out(run: VirtualRun, step: object) -> None:
     story = RunTimeline(run.writer.path)
     story.read()
 
-    assert any("1 record(s) were damaged" in sentence for sentence in story.unread)
+    assert any("1 damaged record(s) were left out" in sentence for sentence in story.unread)
 
 
 @pytest.mark.parametrize(
@@ -251,7 +254,7 @@ def test_another_batch_that_cannot_be_is_left_out(
     story.read()
 
     assert len(story.generations) == 1
-    assert any("1 record(s) were damaged" in sentence for sentence in story.unread)
+    assert any("1 damaged record(s) were left out" in sentence for sentence in story.unread)
 
 
 def test_a_moment_that_cannot_be_moves_no_clock(run: VirtualRun) -> None:
