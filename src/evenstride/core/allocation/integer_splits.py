@@ -101,7 +101,7 @@ def equal_finish(
     """Return the integer split of ``total`` with the least makespan, int64 ``(W,)``.
 
     Bisection on the finish time finds a deadline under which every worker's largest share
-    still sums to less than ``total``. Every optimal split contains these shares. The
+    still sums to less than ``total``. At least one optimal split contains these shares. The
     missing units go, one at a time, to the worker that would finish earliest. Ties go to
     the smaller share, then to the lower rank. If a split of the least makespan without a
     remainder exists, the result is one.
