@@ -67,7 +67,7 @@ def test_a_mean_that_some_ranks_skip_names_them_and_spoils_no_gradient(
         assert seen.weights == expected
         assert bool(seen.said) == (rank in callers)
         if rank in callers:
-            assert "waits in mean(), and rank " in seen.said
+            assert "waits in mean(), but rank " in seen.said
             assert any(f"rank {other} (" in seen.said for other in missing)
             assert not any(f"rank {other} (" in seen.said for other in callers)
 

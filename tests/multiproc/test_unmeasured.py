@@ -24,6 +24,7 @@ from tests.multiproc.sharded import needs_shards_on_cpu, uncounted
 pytestmark = needs_shards_on_cpu
 
 WHY = "Not measured: as on CUDA."
+FINDING = "The steps were not measured: as on CUDA."
 
 
 @pytest.mark.parametrize(
@@ -59,11 +60,11 @@ def test_top_and_report_say_so(ranks: RankPool, tmp_path: Path) -> None:
     run = read_run(tmp_path, "run", 1)
     shown, page = " ".join(console.export_text().split()), page_of([run])
 
-    assert WHY in shown
+    assert FINDING in shown
     assert "others waited" not in shown
     assert "efficiency" not in shown
     assert view.to_dict()["totals"]["waiting_part"] is None
-    assert WHY in page
+    assert FINDING in page
     assert "No worker made the others wait" not in page
     assert json.dumps(run_data(run))
     assert run_data(run)["not_measured"] == "as on CUDA"

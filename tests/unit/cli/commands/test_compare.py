@@ -182,7 +182,7 @@ REFUSALS = [
     (["--real", "--cold-lag", "3"], "--cold-lag cannot be used with --real"),
     (["--real", "--seeds", "3"], "--seeds cannot be used with --real"),
     (["--real", "--every", "3"], "--every cannot be used with --real"),
-    (["--real", "--speeds", "1,0"], "a speed of 0 cannot be"),
+    (["--real", "--speeds", "1,0"], "invalid speed 0: a speed is a fraction of"),
     (["--real", "--policy", "magic"], "unknown policy 'magic'"),
     (["--real", "--change", "soon"], "invalid change 'soon'"),
 ]

@@ -237,7 +237,7 @@ def test_todays_n1_machines_are_distinguished(
     options = ("plan", str(profile), "--epochs", "20", "--live", "gcp", "--sky", str(sky))
 
     profile.write_text(json.dumps({**plain, "devices": [device]}))
-    assert "call it n1-standard-8+none, n1-standard-8+T4 or" in shell(*options).refusal()
+    assert "name it n1-standard-8+none, n1-standard-8+T4 or" in shell(*options).refusal()
     profile.write_text(json.dumps({**plain, "devices": [{**device, "device": "Tesla T4"}]}))
     output = shell(*options, "--max-nodes", "1", "--no-transfer").out
 
