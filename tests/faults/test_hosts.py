@@ -160,7 +160,7 @@ def test_a_lost_store_ends_all_in_time_and_all_go_on_when_started_again(cluster:
     agents = [cluster.start(host, *options, at=first) for host in cluster.hosts]
     cluster.train_on(3)
     note = (cluster.folder / "host2.log").read_text()
-    assert f"The machine {first.address} hosts the store inside its torchrun" in note
+    assert f"The torchrun on {first.address} hosts the store" in note
     first.kill()
     for agent in agents[1:]:
         assert agent.wait(DEADLINE_S) != 0

@@ -130,7 +130,7 @@ def test_a_search_that_was_ended_goes_on_without_its_probes(tmp_path: Path) -> N
 
     first = asked(tmp_path, "whole", batches=(16,))
     with pytest.raises(Enough):
-        search(first, lambda line: until("phase 2, 2 workers with 16 samples: goes on", line))
+        search(first, lambda line: until("phase 2, 2 workers with 16 samples: continues", line))
     told = json.loads((tmp_path / "online.json").read_text())
     assert [(probe["workers"], probe["batch"]) for probe in told["probes"]] == [(1, 16)]
 
@@ -140,7 +140,7 @@ def test_a_search_that_was_ended_goes_on_without_its_probes(tmp_path: Path) -> N
     assert "phase 3, 2 workers with 16 samples: begins" in lines[1]
     assert not any("1 worker with 16" in line and " a step" in line for line in lines[:3])
     assert found.journal.chosen is not None
-    with pytest.raises(ConfigError, match="is of a search with other workers"):
+    with pytest.raises(ConfigError, match="belongs to a search with other workers"):
         search(asked(tmp_path, "whole", batches=(16,), workers=(1, 2, 3)))
     again = search(first)  # what is chosen stays
     assert again.journal.chosen == found.journal.chosen
@@ -166,7 +166,7 @@ def test_processes_train_the_epochs_that_were_found_since_they_began(tmp_path: P
     # First with what the search before had found, not with the 1e6 of its smallest batch.
     assert told_epochs(tmp_path, 1) == 777
     assert told_epochs(tmp_path, 2) == needed
-    assert any(f"needs {needed} epochs and was told 777" in line for line in lines)
+    assert any(f"needs {needed} epochs instead of 777" in line for line in lines)
     assert [(one.source, one.target) for one in found.journal.switches] == [
         (Configuration(2, 32),) * 2
     ]
@@ -228,7 +228,7 @@ def test_the_scripts_checkpoints_are_read_only_if_asked_and_never_changed(tmp_pa
     ("mode", "error", "words"),
     [
         ("unsaved", ConfigError, "trains without an evenstride.Checkpointer"),
-        ("anew", ConfigError, r"does not call its restore\(\)"),
+        ("anew", ConfigError, r"does not call restore\(\) of its Checkpointer"),
         ("fixed", ConfigError, "sets its own global batch, 8"),
         ("failing", LaunchError, "this script fails with several workers"),
     ],

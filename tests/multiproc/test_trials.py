@@ -101,8 +101,8 @@ def test_a_file_that_a_script_saves_itself_is_named_and_not_overwritten(tmp_path
     profile(measuring(str(tmp_path / "saved"), str(file)), told.append)
 
     assert told[1] == (
-        f"warning: the script saved {file} itself, in a run that only measures; delete it before "
-        "a training loads it"
+        f"warning: the script itself saved {file} in a run that only measures; delete it, so "
+        "that no training loads it"
     )
     before = contents(tmp_path)
     with pytest.raises(LaunchError, match=r"overwrites .*model\.pt, which is older than"):
