@@ -172,4 +172,4 @@ def test_runs_of_the_lab_do_not_load_what_another_one_saved(tmp_path: Path) -> N
 
     assert done.returncode == 2
     assert f"the script loads {file}, which another run of this command has saved" in done.stderr
-    assert f"warning: the script saved {file} itself" in done.stderr
+    assert f"warning: the script itself saved {file}" in done.stderr
