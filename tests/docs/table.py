@@ -139,7 +139,7 @@ NOT_RUN = {
     "PYTHONPATH=src python benchmarks/gpu.py --out runs/gpu.json": "needs a GPU",
     "python -m examples.ions.run FOLDER --jobs 40 --ions 40 --replicas 16 --sweeps 40"
     " --trace aws-08-03-2023/us-west-2c_v100_1 --slots 3 --tick 3 --lease 12 --ranks 2": (
-        "takes minutes; the shorter form beside it is run"
+        "takes minutes; the shorter form on the same page is run"
     ),
 }
 

@@ -353,9 +353,9 @@ def _network_inputs(
 ) -> tuple[FloatArray, FloatArray]:
     """Return the network's inputs, ``(n, inputs)``, and the mean log speed, ``(n,)``."""
     count, mean = len(speeds), speeds.mean(axis=1)
-    beside = speeds - mean[:, None]
+    deviations = speeds - mean[:, None]
     loads = np.concatenate([now, past.reshape(count, -1)], axis=1)
-    return np.concatenate([np.ones((count, 1)), beside, loads], axis=1), mean
+    return np.concatenate([np.ones((count, 1)), deviations, loads], axis=1), mean
 
 
 def _moved_on(line: FloatArray, newest: FloatArray) -> FloatArray:

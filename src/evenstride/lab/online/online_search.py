@@ -217,7 +217,7 @@ class _Search:
     def _switch(self, at: OnlineTraining, to: Configuration) -> OnlineTraining | None:
         begun_s, step, step_s = time.monotonic(), at.crew.steps, self.journal.probes[-1].step_s
         following = self._training(to)
-        if not at.until(lambda: following.crew.up, START_S, beside=following.crew):
+        if not at.until(lambda: following.crew.up, START_S, successor=following.crew):
             following.crew.kill()
             return None
         at.crew.stop()
@@ -229,7 +229,7 @@ class _Search:
                 last, last_s = at.crew.steps, time.monotonic()
             return at.crew.saved
 
-        if not at.until(saved, _STOP_S, _NO_STEP, every_s=QUICK_S, beside=following.crew):
+        if not at.until(saved, _STOP_S, _NO_STEP, every_s=QUICK_S, successor=following.crew):
             following.crew.kill()
             return None
         following.crew.go()

@@ -16,7 +16,14 @@ from evenstride.core.time_model.observation import (
 )
 from evenstride.errors import TraceError
 from evenstride.planner.online_forecast import Configuration, Probe
-from evenstride.planner.workload.from_trace import Facts, beside, drift, facts, lives_of, noise_of
+from evenstride.planner.workload.from_trace import (
+    Facts,
+    drift,
+    facts,
+    lives_of,
+    noise_of,
+    overheads_of,
+)
 from evenstride.planner.workload.workload_profile import Point
 from evenstride.trace.run_log import RunLog, course_of
 
@@ -60,7 +67,7 @@ def probe_of(trace: Path, fewest: int) -> Probe | None:
         communication_s(Measurements.of(seen), log.splits[-1]) if known.workers > 1 else None,
         noise_of(course_of(log)),
         drift(steps_s, max(_AHEAD_S / sum(steps_s), 1.0)),
-        beside(lives_of(log)).epoch_s,
+        overheads_of(lives_of(log)).epoch_s,
     )
 
 

@@ -256,15 +256,15 @@ class OnlineTraining:
         failing: str = "did not start",
         *,
         every_s: float = POLL_S,
-        beside: PhaseProcesses | None = None,
+        successor: PhaseProcesses | None = None,
     ) -> bool:
         """Wait until ``done`` returns true; return false if the training ends before."""
         until_s = time.monotonic() + within_s
         while not done():
-            if beside is not None and beside.ended():
+            if successor is not None and successor.ended():
                 raise LaunchError(
-                    f"{self.script} with {beside.phase.workers} workers ended before it created "
-                    f"its Checkpointer; see its output in {beside.phase.folder}"
+                    f"{self.script} with {successor.phase.workers} workers ended before it created "
+                    f"its Checkpointer; see its output in {successor.phase.folder}"
                 )
             if self.crew.ended():
                 return done()

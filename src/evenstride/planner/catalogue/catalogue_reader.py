@@ -65,7 +65,7 @@ def read_catalogue(path: Path, priced_on: date | None = None) -> Catalogue:
 def shipped_catalogue() -> Catalogue:
     """Return the small catalogue of the package: some types in regions of the US.
 
-    Its prices have dates; the README beside it names their sources.
+    Its prices have dates; the README in its folder names their sources.
     """
     file = resources.files("evenstride.planner") / "data" / _SHIPPED
     return parse_catalogue(file.read_text(encoding="utf-8"), "the shipped catalogue")
@@ -103,7 +103,7 @@ def _cells(line: str) -> list[str]:
     try:
         return next(csv.reader([line], strict=True))
     except csv.Error:
-        raise ValueError("a quoted text is not closed, or has text beside it") from None
+        raise ValueError("a quoted text is not closed, or has text after it") from None
 
 
 class _Rows:

@@ -225,7 +225,7 @@ class Overheads:
     epoch_s: float | None
 
 
-def beside(lives: Iterable[ProcessRecord]) -> Overheads:
+def overheads_of(lives: Iterable[ProcessRecord]) -> Overheads:
     """Return the overheads of a run beyond its steps.
 
     Of each process with several whole passes the first one is left out, because everything is slow
@@ -344,7 +344,7 @@ def curve_points(trace: Path, worker: int = 0) -> tuple[Point, ...]:
     _add_times(times_s, life, worker)
     if not times_s:
         raise TraceError(f"{trace} has no measured step of worker {worker}")
-    return _points(times_s, beside([life]).step_s)
+    return _points(times_s, overheads_of([life]).step_s)
 
 
 def _add_times(times_s: _Times, life: ProcessRecord, worker: int) -> None:
@@ -426,7 +426,7 @@ def profile_of_run(trace: Path, types: Sequence[str]) -> WorkloadProfile:
 
 
 def _profile(log: RunLog, lives: Sequence[ProcessRecord], types: Sequence[str]) -> WorkloadProfile:
-    known, others = lives[-1].facts, beside(lives)
+    known, others = lives[-1].facts, overheads_of(lives)
     return WorkloadProfile(
         evenstride=known.evenstride,
         torch=known.torch,

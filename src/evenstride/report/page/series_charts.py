@@ -356,7 +356,7 @@ def _metric_chart(course: MetricSeries, key: str) -> Chart:
     steps = course.steps[few.last]
     low, high = float(few.least.min()), float(few.most.max())
     room = 0.06 * (high - low) or abs(high) * 0.1 or 1.0
-    beside = 0.0 if len(steps) > 1 else 1.0
+    margin = 0.0 if len(steps) > 1 else 1.0
     marks = [ChartMark("line", "line own", steps, few.mean)]
     if len(steps) <= 60:
         marks.append(ChartMark("dots", "dot own", steps, few.mean))
@@ -376,7 +376,7 @@ def _metric_chart(course: MetricSeries, key: str) -> Chart:
         title=course.name,
         words=tuple(words),
         panels=(panel,),
-        x_low=float(steps.min()) - beside,
-        x_high=float(steps.max()) + beside,
+        x_low=float(steps.min()) - margin,
+        x_high=float(steps.max()) + margin,
         x_name="step of the training",
     )
