@@ -115,9 +115,9 @@ def _decide(control: Control, event: Exchanged) -> tuple[Control, Verdict]:
     situation = control.situation(event.step, measured, event.epoch)
     fleet, shared_s = situation.fleet, control.communication_s
     policy_state, decision = control.policy.decide(control.policy_state, situation)
+    shares = control.shares
     if isinstance(decision, Move):
-        decision = checked(decision, control.policy, fleet)
-    shares = decision.shares if isinstance(decision, Move) else control.shares
+        shares = checked(decision, control.policy, fleet).shares
     # Also for a policy that keeps its shares: memory may have narrowed the bounds since. `running`,
     # because a run must go on even with a worker that the policy had left out.
     shares = allowed(within(shares, fleet), fleet, running=True)
