@@ -55,6 +55,16 @@ def test_the_part_of_the_bound_is_the_speed_up_over_the_bound(
     assert found.uncertainty == pytest.approx(0.0, abs=1e-6)
 
 
+def test_efficiency_is_relative_to_the_fastest_fixed_split() -> None:
+    blocks = {"adaptive": [[0.05]], "static:4,2": [[0.04]], "static:5,1": [[0.06]]}
+
+    found = compare_blocks(blocks, "adaptive", ["static:5,1", "static:4,2"])
+
+    assert found.oracle == "static:4,2"
+    assert found.efficiency["adaptive"].value == pytest.approx(0.8)
+    assert found.efficiency["static:4,2"].value == pytest.approx(1.0)
+
+
 def test_it_is_disturbed_if_the_efficiency_of_the_balanced_policy_is_uncertain() -> None:
     steady, jumping = [[0.05], [0.05], [0.05]], [[0.04], [0.05], [0.06]]
 
