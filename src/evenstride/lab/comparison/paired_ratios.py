@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from evenstride.core.convergence.regression import t975
+
 Rounds = Sequence[Sequence[float]]
 """Times in seconds of the blocks of each round of a comparison."""
 
@@ -19,10 +21,6 @@ UNCERTAIN = 0.1
 
 At 10 %, a speed-up of 2.0 may as well be 1.8 or 2.2.
 """
-
-# Quantiles 0.975 of Student's t distribution at 1 to 4 degrees of freedom.
-_T_FEW = (12.706, 4.303, 3.182, 2.776)
-_Z = 1.959964
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,27 +70,13 @@ def paired_ratio(numerators: Rounds, denominators: Rounds) -> Ratio:
     if len(logs) < 2:
         return Ratio(float(np.exp(mean)), None)
     error = max(_standard_error(logs), _standard_error(np.array([r.mean() for r in rounds])))
-    half = t_quantile(len(logs) - 1) * error
+    half = t975(len(logs) - 1) * error
     value, low, high = np.exp([mean, mean - half, mean + half]).tolist()
     return Ratio(value, (low, high))
 
 
 def _standard_error(values: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> float:
     return float(values.std(ddof=1) / np.sqrt(len(values))) if len(values) > 1 else 0.0
-
-
-def t_quantile(degrees: int) -> float:
-    """Return the 0.975 quantile of Student's t distribution, within 0.2 %.
-
-    Source:
-        Abramowitz & Stegun, Handbook of Mathematical Functions, 26.7.5, from 5 degrees on.
-    """
-    if degrees <= len(_T_FEW):
-        return _T_FEW[degrees - 1]
-    first = (_Z**3 + _Z) / 4
-    second = (5 * _Z**5 + 16 * _Z**3 + 3 * _Z) / 96
-    third = (3 * _Z**7 + 19 * _Z**5 + 17 * _Z**3 - 15 * _Z) / 384
-    return float(_Z + first / degrees + second / degrees**2 + third / degrees**3)
 
 
 def middle_mean(values: Sequence[float]) -> float:

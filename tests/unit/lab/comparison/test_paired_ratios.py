@@ -14,7 +14,6 @@ from evenstride.lab.comparison.paired_ratios import (
     geometric_mean,
     middle_mean,
     paired_ratio,
-    t_quantile,
 )
 
 seconds = st.floats(1e-4, 1e3)
@@ -118,13 +117,6 @@ def test_the_interval_contains_the_true_ratio_about_95_times_of_100(
     pairs: int, wander: float
 ) -> None:
     assert 0.92 <= _coverage(pairs, noise=0.03, wander=wander) <= 0.98
-
-
-@pytest.mark.parametrize("degrees", [1, 2, 3, 4, 5, 7, 10, 30, 1000])
-def test_the_quantiles_of_students_distribution_are_right(degrees: int) -> None:
-    stats = pytest.importorskip("scipy.stats")
-
-    assert t_quantile(degrees) == pytest.approx(float(stats.t.ppf(0.975, degrees)), rel=2e-3)
 
 
 @given(st.lists(seconds, min_size=1, max_size=30))
