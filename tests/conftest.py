@@ -125,6 +125,8 @@ def scrubbed_environment() -> Iterator[None]:
                 del os.environ[name]
         for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
             os.environ.pop(name, None)
+        # Otherwise the width of output would depend on the terminal that pytest has or has not.
+        os.environ["COLUMNS"] = "80"
         yield
     # A `Stride` made as inside `evenstride` commands guards checkpoint files of the whole process.
     if (guard := sys.modules.get("evenstride.runtime.script_saves")) is not None:

@@ -172,7 +172,8 @@ def train(bag: Bag, args: argparse.Namespace) -> None:
     loss, logged = torch.zeros(()), -1
     while feed.full_epochs < args.epochs_after:
         before = stride.step
-        for x, y in feed.loader():  # no variable: it would keep this loader alive during the next pass
+        # A variable would keep this pass's loader alive during the next pass.
+        for x, y in feed.loader():
             loss = F.mse_loss(model(x), y)
             stride.scale(loss).backward()
             optimizer.step()

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from evenstride.core.formatting import listed
 from evenstride.errors import ConfigError
 from evenstride.planner.catalogue.offers import Catalogue, price_label
 from evenstride.planner.launch_files import skypilot_files, start_lines, variables
@@ -94,7 +95,9 @@ def _notes(one: Planned) -> list[str]:
     if len(refused) > _MOST_REFUSALS:
         notes.append(f"{len(refused) - _MOST_REFUSALS} more rows of the catalogue were refused")
     if one.machines.unknown:
-        notes.append(f"types without a usable measurement: {_some(one.machines.unknown)}")
+        notes.append(
+            f"types without a usable measurement: {listed(one.machines.unknown, _MOST_NAMED)}"
+        )
     return notes if doubtful else [*notes, searched]
 
 
@@ -106,11 +109,6 @@ def _wrapped(line: str, width: int) -> list[str]:
     return textwrap.wrap(
         line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
     )
-
-
-def _some(names: Sequence[str]) -> str:
-    more = len(names) - _MOST_NAMED
-    return ", ".join(names[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 def _sky_lines(choice: ClusterChoice, files: Sequence[Path]) -> list[str]:

@@ -1,6 +1,8 @@
-"""Numbers as text for the reasons, alerts and summaries of a run."""
+"""Numbers and lists as text for the reasons, alerts, messages and summaries of a run."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 # The unit is the largest one in which the rounded time is at least 1.
 _UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
@@ -31,3 +33,14 @@ def time_text(seconds: float) -> str:
         return f"{seconds / _HOUR_S:.3g} h"
     days = seconds / _DAY_S
     return f"{days:.3g} days" if abs(days) < 999.5 else f"{days:,.0f} days"
+
+
+def listed(names: Iterable[str], most: int) -> str:
+    """Return the first names with commas, and how many more there are.
+
+    >>> listed(["a", "b"], 2), listed(["a", "b", "c", "d"], 2)
+    ('a, b', 'a, b and 2 more')
+    """
+    every = list(names)
+    more = len(every) - most
+    return ", ".join(every[:most]) + (f" and {more} more" if more > 0 else "")

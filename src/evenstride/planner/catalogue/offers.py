@@ -12,6 +12,7 @@ from datetime import date
 from difflib import get_close_matches
 from math import exp, hypot, inf, sqrt
 
+from evenstride.core.formatting import listed
 from evenstride.core.gradients.noise_scale import Interval
 from evenstride.errors import ConfigError
 
@@ -124,15 +125,12 @@ class Catalogue:
         lower = {name.lower(): name for name in sorted(known) if name}
         for name in sorted(wanted - lower.keys()):
             near = [lower[found] for found in get_close_matches(name, lower)]
-            hint = f"did you mean {' or '.join(near)}?" if near else f"available: {_some(lower)}"
+            hint = (
+                f"did you mean {' or '.join(near)}?"
+                if near
+                else f"available: {listed(lower, _MOST_NAMED) or 'none'}"
+            )
             raise ConfigError(f"{self.source} has no {what} named {name!r}; {hint}")
-
-
-def _some(names: Iterable[str]) -> str:
-    all_names = list(names)
-    more = len(all_names) - _MOST_NAMED
-    rest = f" and {more} more" if more > 0 else ""
-    return (", ".join(all_names[:_MOST_NAMED]) or "none") + rest
 
 
 def price_interval(offer: Offer, on: date, *, spot: bool = False) -> Interval:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from evenstride.core.formatting import listed
 from evenstride.errors import TraceError
 from evenstride.report.wording import plain
 from evenstride.trace.read import TRACE_NAME, trace_path
@@ -48,7 +49,8 @@ def one_trace_at(path: Path) -> Path:
     """Return the trace file of the only run at a path; raise `TraceError` if there are several."""
     found = traces_at(path)
     if len(found) > 1:
-        raise TraceError(f"{plain(path)} holds {len(found)} runs; give one of {_listed(found)}")
+        named = listed(map(plain, found), _MOST_NAMED)
+        raise TraceError(f"{plain(path)} holds {len(found)} runs; give one of {named}")
     return found[0]
 
 
@@ -66,17 +68,12 @@ def _traces_below(folder: Path, depth: int) -> list[Path]:
 
 def _contents(folder: Path) -> str:
     names = [f"{one.name}/" if one.is_dir() else one.name for one in sorted(folder.iterdir())]
-    holds = f"the folder contains {_listed(names)}" if names else "the folder is empty"
+    contained = listed(map(plain, names), _MOST_NAMED)
+    holds = f"the folder contains {contained}" if names else "the folder is empty"
     return (
         f"{holds}; expected {TRACE_NAME} or folders that have one. A run writes it if "
         "EVENSTRIDE_TRACE or Stride(trace=...) names its folder"
     )
-
-
-def _listed(names: Sequence[object]) -> str:
-    more = len(names) - _MOST_NAMED
-    shown = ", ".join(map(plain, names[:_MOST_NAMED]))
-    return f"{shown} and {more} more" if more > 0 else shown
 
 
 def run_names(traces: Sequence[Path]) -> list[str]:

@@ -172,7 +172,10 @@ def test_epochs_count_at_one_batch(profile: Path, plan: Plan) -> None:
     assert "batches of 512 and 1024" in plan(str(other)).err
 
 
-def test_the_epochs_at_the_chosen_batch_are_reported_everywhere(plan: Plan) -> None:
+def test_the_epochs_at_the_chosen_batch_are_reported_everywhere(
+    plan: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")  # at 80, the table leaves the column out
     options = ("--batches", "1024", "--objective", "cost")
     row = (found := plan(*options, "--json").json())["candidates"][0]
 
@@ -183,6 +186,7 @@ def test_the_epochs_at_the_chosen_batch_are_reported_everywhere(plan: Plan) -> N
     assert found["variables"] == {"EVENSTRIDE_EPOCHS": "25", "EVENSTRIDE_GLOBAL_BATCH": "1024"}
     output = plan(*options, "--sync", "bsp-ps(servers=1)").out
     assert "batch 1024, 24.08 (23.29 to 25.09) epochs: " in output
+    assert re.search(r"\bepochs\b", output.partition("Chosen: ")[0])
     check_message(output, "1024", "25", "train.py")
     named = "EVENSTRIDE_EPOCHS=25 EVENSTRIDE_GLOBAL_BATCH=1024 EVENSTRIDE_SYNC='bsp-ps(servers=1)'"
     assert f"{named} torchrun " in output
