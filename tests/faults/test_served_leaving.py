@@ -78,4 +78,7 @@ def test_the_others_continue_without_waiting(tmp_path: Path, fate: str) -> None:
         == EPOCHS - saved
     )
     assert len(list((tmp_path / "saved").glob("*/manifest.json"))) == saved
-    assert logs.count("step() does not save in this") == 1, "said once, by rank 0"
+    # Rank 0 warns at its fifth step. If the others train most of the first epoch, `save` may come
+    # before that, and there is nothing to warn of.
+    warned = logs.count("step() does not save in this")
+    assert warned == 1 or (saved and not warned), "rank 0 warns once"
