@@ -101,6 +101,9 @@ LAB_OPTIONS = ("tests/unit/cli/test_outcome.py", '"--change", "60:1,0.4"')
 DEMO = ("tests/unit/lab/demo/test_demo_run.py", "run_demo(")
 ONLINE = ("tests/multiproc/test_online.py", '"plan", "--online"')
 WITH = ("tests/unit/cli/commands/test_trace.py", '"--with"')
+ACCELERATE = ("tests/multiproc/recipes.py", '"accelerate_loop", ("--cpu",)')
+FABRIC = ("tests/multiproc/recipes.py", '"lightning_fabric", ("--accelerator", "cpu"')
+TRAINER = ("tests/multiproc/recipes.py", '"lightning_trainer", ("--accelerator", "cpu"')
 # Run by another test, which has these words in it.
 ELSEWHERE = {
     "rm -r runs/saved": (TUTORIAL, "rm -r runs/saved"),
@@ -113,17 +116,15 @@ ELSEWHERE = {
         "tests/multiproc/test_examples.py",
         '_run("ddp"',
     ),
-    "torchrun --nproc-per-node 2 examples/accelerate_loop.py --cpu": (
-        "tests/multiproc/recipes.py",
-        '"accelerate_loop", ("--cpu",)',
-    ),
-    "torchrun --nproc-per-node 2 examples/lightning_fabric.py --accelerator cpu": (
-        "tests/multiproc/recipes.py",
-        '"lightning_fabric", ("--accelerator", "cpu"',
-    ),
-    "torchrun --nproc-per-node 2 examples/lightning_trainer.py --accelerator cpu": (
-        "tests/multiproc/recipes.py",
-        '"lightning_trainer", ("--accelerator", "cpu"',
+    "torchrun --nproc-per-node 2 examples/accelerate_loop.py --cpu": ACCELERATE,
+    "torchrun --nproc-per-node 2 examples/accelerate_loop.py --cpu --checkpoint saved": ACCELERATE,
+    "torchrun --nproc-per-node 2 examples/lightning_fabric.py --accelerator cpu": FABRIC,
+    "torchrun --nproc-per-node 2 examples/lightning_trainer.py --accelerator cpu": TRAINER,
+    "torchrun --nproc-per-node 2 examples/lightning_trainer.py --accelerator cpu"
+    " --checkpoint saved": TRAINER,
+    "torchrun --nproc-per-node 2 -m evenstride doctor": (
+        "tests/unit/lab/doctor/test_checkup.py",
+        'launched(["-c", DOCTOR]',
     ),
     "torchrun --nproc-per-node 2 -m evenstride doctor --bench": (
         "tests/unit/cli/commands/test_doctor_bench.py",
@@ -204,6 +205,8 @@ NOT_RUN = {
         "takes minutes; the shorter form on the same page is run"
     ),
 }
+
+KNOWN = [*RUN, *SMALLER, *ELSEWHERE, *NOT_RUN]
 
 # Python: pages whose snippets another test runs, with words of that test; by page, or by snippet.
 SNIPPETS_ELSEWHERE = {

@@ -25,11 +25,10 @@ from tests.docs.blocks import (
     printed,
     shown,
 )
-from tests.docs.table import ELSEWHERE, NOT_RUN, RUN, SMALLER
+from tests.docs.table import ELSEWHERE, KNOWN, NOT_RUN, RUN, SMALLER
 from tests.docs.tutorial import PAGES as TUTORIAL
 from tests.docs.tutorial import script
 
-KNOWN = [*RUN, *SMALLER, *ELSEWHERE, *NOT_RUN]
 SHELL = [one for one in blocks("sh") if one.page not in {page.stem for page in TUTORIAL}]
 
 
@@ -52,14 +51,16 @@ def test_the_table_names_only_what_is_there_and_names_it_once() -> None:
     assert all(NOT_RUN.values()), "each has its reason"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", [*PAGES, *OTHERS], ids=lambda page: page.stem)
 def test_no_command_hides_in_a_block_without_a_language(page: Path) -> None:
+    command = rf"(\$ |\w+=\S+ )*({'|'.join(PROGRAMS)})\b"
     hidden = [
         one.where
         for one in blocks_of(page)
-        if one.language in ("", "console", "bash", "shell")
-        and re.match(rf"(\$ |\w+=\S+ )*({'|'.join(PROGRAMS)})\b", one.text)
+        if one.language in ("", "console", "bash", "shell") and re.match(command, one.text)
     ]
+    indented = re.compile(rf"^ {{4}}{command}.*", re.MULTILINE)
+    hidden += [one[0] for one in indented.finditer(page.read_text())]
 
     assert not hidden, f"write ```sh, and what is printed as ```text: {hidden}"
 
