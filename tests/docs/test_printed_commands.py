@@ -30,3 +30,28 @@ def test_its_program_accepts_a_command_that_is_run_if_it_is_whole(where: str) ->
 
     known = where.startswith(RECORDS) or PRINTED[where] in [*KNOWN, *FOLLOWED]
     assert known or not whole, "give it a line in table.py"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "evenstride plan --onlin",
+        "evenstride simulate h6 -p unifrm",
+        "evenstride lab --speds 1,1 -- train.py",
+        "evenstride lab --speeds 1,1 -- examples/none.py",
+        "make tst",
+        "pip install '.[plan,repot]'",
+        "python benchmarks/gpu.py --device tpu",
+        "python -m examples.ions.none FOLDER",
+        "torchrun --nproc-per-node 2 examples/ddp.py --sample 3",
+        "torchrun --nproc-per-node 2 -m evenstride doctor --bnch",
+    ],
+)
+def test_a_wrong_command_is_refused(command: str) -> None:
+    with pytest.raises((Exception, SystemExit)):
+        is_whole(command)
+
+
+@pytest.mark.parametrize("command", ["evenstride plan --online", "evenstride trace --with"])
+def test_a_fragment_is_not_whole(command: str) -> None:
+    assert not is_whole(command)
