@@ -1,4 +1,4 @@
-"""The fenced blocks of the pages, as a reader copies them."""
+"""The fenced blocks of the pages and the commands of their sentences, as a reader copies them."""
 
 from __future__ import annotations
 
@@ -10,6 +10,12 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+# Other pages for readers. The change log is history: it may name what was removed since.
+OTHERS = [ROOT / name for name in ("ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md")]
+OTHERS += sorted((ROOT / "examples").rglob("*.md"))
+PROGRAMS = ("evenstride", "make", "pip", "python", "torchrun", "torchft_lighthouse")
+_COMMAND = rf"(?:\w+=\S* )*(?:{'|'.join(PROGRAMS)})\s"
+_INLINE = re.compile(rf"`({_COMMAND}[^`]+)`")
 _FENCE = re.compile(r"^```([a-z]*)([^\n]*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 
@@ -54,6 +60,19 @@ def commands(block: Block) -> list[str]:
     whole = block.text.replace("\\\n", " ")
     bare = (re.sub(r"(^|\s+)#.*$", "", line).strip() for line in whole.splitlines())
     return [re.sub(r"\s+", " ", line) for line in bare if line]
+
+
+def printed(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield line and text of each command with arguments, in sentences, tables and blocks."""
+    text = path.read_text()
+    for one in blocks_of(path):
+        # Usage, as in `evenstride plan [OPTIONS] RUNS...`, is no command.
+        if one.language in ("", "sh", "text") and "[OPTIONS]" not in one.text:
+            found = (line for line in commands(one) if re.match(_COMMAND + "(?!\\d)", line))
+            yield from ((one.line, line) for line in found)
+    prose = _FENCE.sub(lambda fence: "\n" * fence[0].count("\n"), text)
+    for inline in _INLINE.finditer(prose):
+        yield prose.count("\n", 0, inline.start()) + 1, re.sub(r"\s+", " ", inline[1])
 
 
 def shown() -> dict[Block, str]:

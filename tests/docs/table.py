@@ -1,6 +1,7 @@
 """What becomes of each command and snippet of the pages: run here, run elsewhere, or why not.
 
-A new block in a page fails a test until it has its line here.
+A new command or block in a page fails a test until it has its line here. A command within a
+sentence needs none if it is a fragment, or if the page is a record of what was done.
 """
 
 from __future__ import annotations
@@ -13,98 +14,154 @@ LIGHTHOUSE = "needs torchft's Lighthouse; tests/live trains on one where torchft
 # Run as they are, in a folder that has `train.py`, benchmarks and examples; in this order.
 RUN = [
     "evenstride --version",
+    "evenstride --help",
     "evenstride doctor",
     "evenstride estimate 1,1,0.4",
     "evenstride estimate 1,1,1,1",
     "evenstride estimate 1,1,0.95",
     "evenstride estimate 1,0.1 --fixed 0.9",
     "evenstride estimate 1,1,1,0.02 --global-batch 128",
+    "evenstride estimate 312,312,121 --global-batch 512 --fixed 0.1",
     "evenstride simulate --list",
     "evenstride simulate --schema",
     "evenstride simulate cluster.yaml -p uniform,adaptive"
     " --sync 'bsp,bsp-ps,asp,ssp(staleness=3),local-sgd(every=8),delayed'",
+    "evenstride simulate reference",
+    "evenstride simulate cluster.yaml -p dbs,dynamic-batching:window=5 --json",
+    "evenstride simulate h10 -p adaptive,uniform --sync 'bsp,asp,ssp(staleness=3)'",
+    "evenstride simulate slow-worker-swap --policy adaptive --lag 3"
+    " --plot docs/images/split-after-a-change.svg",
     "evenstride top runs/today",
     "evenstride top runs/today --once",
     "evenstride top runs/today --json",
+    "evenstride top runs/today --once --all",
+    "evenstride top runs/demo --json",
     "evenstride report runs/today",
+    "evenstride report runs/demo",
     "evenstride report runs/uniform runs/adaptive -o compared.html --figures figures",
     "evenstride trace runs/today -o today.json.gz",
+    "evenstride trace runs/today",
+    "evenstride trace runs/demo/adaptive.jsonl",
+    "evenstride plan runs/today --as g4dn.xlarge,g5.xlarge",
+    "evenstride plan runs/today --as g4dn.xlarge,g5.xlarge --trained 256:12 --trained 1024:17",
 ]
 
+ONE_SEED = ("--seeds 20", "--seeds 1")
+QUICKLY = ("profile ", "profile --seconds 2 --parts 1/4,1/2,1 ")
+DRY = ("launch ", "launch --dry-run ")
 # Run with less to do: what is replaced by what.
 SMALLER = {
-    "evenstride compare h10 slow-worker-swap --plot plots": (
-        "compare ",
-        "compare --seeds 1 ",
-    ),
+    "evenstride simulate cluster.yaml -p adaptive,dbs --seeds 20 --lag 1,3,8": ONE_SEED,
     "evenstride simulate reference --policy adaptive,dynamic-batching --seeds 20 --lag 1,3,8": (
-        "--seeds 20",
-        "--seeds 1",
+        ONE_SEED
     ),
-    "evenstride profile --type g4dn.xlarge --out t4.json -- train.py --lr 0.1": (
-        "profile ",
-        "profile --seconds 2 --parts 1/4,1/2,1 ",
+    "evenstride compare h10 slow-worker-swap --plot plots": ("compare ", "compare --seeds 1 "),
+    "evenstride compare reference h10": ("compare ", "compare --seeds 1 "),
+    "evenstride compare cluster.yaml --seeds 20 --lag 1,3,8": ONE_SEED,
+    "evenstride compare cluster.yaml --policy adaptive,dbs --json": ("--json", "--json --seeds 1"),
+    "evenstride profile --type g4dn.xlarge --out t4.json -- train.py --lr 0.1": QUICKLY,
+    "evenstride profile --type g5.xlarge -- train.py": QUICKLY,
+    "evenstride profile --seconds 20 --parts 1/4,1/2,1 --out cpu.json -- train.py --lr 0.1": (
+        "--seconds 20",
+        "--seconds 2",
     ),
     "evenstride plan t4.json --epochs 30 --deadline 6h": ("6h", "6h --force --json"),
-    "evenstride launch --per-node 2 train.py --lr 0.1": ("launch ", "launch --dry-run "),
-    "evenstride launch --nodes 3 --per-node 1 --store 10.0.0.5:29400 train.py": (
-        "launch ",
-        "launch --dry-run ",
+    "evenstride plan profile.json --epochs 30": ("30", "30 --force"),
+    "evenstride plan profile.json --epochs 30 --explain": ("30", "30 --force"),
+    "evenstride plan profile.json --epochs 30 --deadline 6h --catalog prices.csv --spot": (
+        "30",
+        "30 --force",
     ),
+    'evenstride plan t4.json a10g.json --epochs 90 --budget 40 --sky sky --script "train.py"': (
+        "a10g.json",
+        "profile.json --force",
+    ),
+    "evenstride launch --per-node 2 train.py --lr 0.1": DRY,
+    "evenstride launch --per-node 2 -- -m pkg.module --lr 0.1": DRY,
+    "evenstride launch --nodes 3 --per-node 1 --store 10.0.0.5:29400 train.py": DRY,
     "evenstride launch --nodes 1:2 --per-node 1 --store 127.0.0.1:29400 --spot train.py"
-    " & node=$!": (
-        "launch ",
-        "launch --dry-run ",
-    ),
+    " & node=$!": DRY,
+    "evenstride launch --nodes 1:4 --store 10.0.0.5:29400 --spot train.py": DRY,
+    "evenstride launch --nodes 1:4 --per-node 8 --store 10.0.0.5:29400 --spot train.py": DRY,
+    "EVENSTRIDE_NOTICES=auto,SIGUSR1@20 evenstride launch --per-node 2 train.py": DRY,
     "evenstride lab --speeds 0.8,0.4,0.2 --steps 90 --out runs/mixed -- train.py": (
         "--steps 90",
         "--steps 6 --repeats 1 --no-calibrate",
     ),
-    "evenstride launch --nodes 1:4 --per-node 8 --store 10.0.0.5:29400 --spot train.py": (
-        "launch ",
-        "launch --dry-run ",
-    ),
-    "EVENSTRIDE_NOTICES=auto,SIGUSR1@20 evenstride launch --per-node 2 train.py": (
-        "launch ",
-        "launch --dry-run ",
+    "python -m examples.ions.simulate --length 4 --salt 0.5 --charge -0.01": (
+        "simulate ",
+        "simulate --sweeps 20 ",
     ),
 }
 
+TUTORIAL = "tests/docs/test_tutorial.py"
+LAB = ("tests/multiproc/test_lab_modes.py", '"lab"')
+LAB_MODES = ("tests/multiproc/test_lab_modes.py", '"--sync"')
+LAB_OPTIONS = ("tests/unit/cli/test_outcome.py", '"--change", "60:1,0.4"')
+DEMO = ("tests/unit/lab/demo/test_demo_run.py", "run_demo(")
+ONLINE = ("tests/multiproc/test_online.py", '"plan", "--online"')
+WITH = ("tests/unit/cli/commands/test_trace.py", '"--with"')
+ACCELERATE = ("tests/multiproc/recipes.py", '"accelerate_loop", ("--cpu",)')
+FABRIC = ("tests/multiproc/recipes.py", '"lightning_fabric", ("--accelerator", "cpu"')
+TRAINER = ("tests/multiproc/recipes.py", '"lightning_trainer", ("--accelerator", "cpu"')
 # Run by another test, which has these words in it.
 ELSEWHERE = {
-    "rm -r runs/saved": ("tests/docs/test_tutorial.py", "rm -r runs/saved"),
-    "torchrun --nproc-per-node 3 train.py": (
-        "tests/docs/test_tutorial.py",
-        "torchrun --nproc-per-node 3 train.py",
+    "rm -r runs/saved": (TUTORIAL, "rm -r runs/saved"),
+    "torchrun --nproc-per-node 3 train.py": (TUTORIAL, "torchrun --nproc-per-node 3 train.py"),
+    "torchrun --nproc-per-node 2 examples/ddp.py": (
+        "tests/multiproc/test_examples.py",
+        '_run("ddp"',
     ),
     "EVENSTRIDE_TRACE=runs/today torchrun --nproc-per-node 2 examples/ddp.py": (
         "tests/multiproc/test_examples.py",
         '_run("ddp"',
     ),
+    "torchrun --nproc-per-node 2 examples/accelerate_loop.py --cpu": ACCELERATE,
+    "torchrun --nproc-per-node 2 examples/accelerate_loop.py --cpu --checkpoint saved": ACCELERATE,
+    "torchrun --nproc-per-node 2 examples/lightning_fabric.py --accelerator cpu": FABRIC,
+    "torchrun --nproc-per-node 2 examples/lightning_trainer.py --accelerator cpu": TRAINER,
+    "torchrun --nproc-per-node 2 examples/lightning_trainer.py --accelerator cpu"
+    " --checkpoint saved": TRAINER,
+    "torchrun --nproc-per-node 2 -m evenstride doctor": (
+        "tests/unit/lab/doctor/test_checkup.py",
+        'launched(["-c", DOCTOR]',
+    ),
     "torchrun --nproc-per-node 2 -m evenstride doctor --bench": (
         "tests/unit/cli/commands/test_doctor_bench.py",
         '"doctor", "--bench"',
     ),
-    "evenstride lab --speeds 1,0.5 -- examples/ddp.py": (
-        "tests/multiproc/test_lab_modes.py",
-        '"lab"',
-    ),
-    "make demo": ("tests/unit/lab/demo/test_demo_run.py", "run_demo("),
+    "make demo": DEMO,
+    "evenstride demo --out runs/demo": DEMO,
+    "evenstride demo --speeds 1,0.3 --json": DEMO,
+    "evenstride demo --data data/fashion-mnist": DEMO,
+    "evenstride lab --speeds 1,0.5 -- train.py": LAB,
+    "evenstride lab --speeds 1,0.5 -- examples/ddp.py": LAB,
+    "evenstride lab --speeds 1,0.5,0.25 -- train.py": LAB,
+    "evenstride lab --speeds 1,0.5,0.25 -- examples/ddp.py": LAB,
+    "evenstride lab --speeds 0.8,0.4,0.16 --sync 'bsp,asp,ssp(staleness=3)'"
+    " -- examples/ddp.py": LAB_MODES,
+    "evenstride lab --speeds 1,0.5,0.2 --sync 'bsp,asp,ssp(staleness=3)'"
+    " -- examples/ddp.py": LAB_MODES,
+    "evenstride lab --speeds 1,0.5 --policies dynamic-batching,adaptive"
+    " -- train.py --lr 0.1": LAB_OPTIONS,
+    "evenstride lab --speeds 1,1 --change 60:1,0.4 --policies adaptive --no-calibrate"
+    " -- train.py": LAB_OPTIONS,
     "evenstride plan --online --workers 1,2,4 --batches 64,256,1024 --epochs 30"
-    " -- train.py --lr 0.1": ("tests/multiproc/test_online.py", '"plan", "--online"'),
+    " -- train.py --lr 0.1": ONLINE,
+    "evenstride plan --online --workers 1,2,4 --batches 64,256 --epochs 30"
+    " -- train.py --lr 0.1": ONLINE,
+    "evenstride plan --online --workers 1,2 --batches 128,512,2048 --epochs 60"
+    " -- examples/online.py": ("tests/multiproc/test_online.py", '"examples" / "online.py"'),
     "evenstride plan profile.json runs/256 runs/512 runs/1024 --target-loss 0.35": (
         "tests/multiproc/test_reaching.py",
         '"--target-loss"',
     ),
     "evenstride trace runs/today --steps 1000:1200 --with profile.rank0.json"
-    " --with profile.rank1.json": ("tests/unit/cli/commands/test_trace.py", '"--with"'),
-    "evenstride lab --speeds 0.8,0.4,0.16 --sync 'bsp,asp,ssp(staleness=3)' -- examples/ddp.py": (
-        "tests/multiproc/test_lab_modes.py",
-        '"--sync"',
-    ),
-    "evenstride lab --speeds 1,0.5,0.25 -- train.py": (
-        "tests/multiproc/test_lab_modes.py",
-        '"lab"',
+    " --with profile.rank1.json": WITH,
+    "evenstride trace runs/today --steps 1000:1200 --with rank0.json --with rank1.json": WITH,
+    "python benchmarks/picture.py runs/demo docs/images/before-after.svg": (
+        "tests/unit/benchmarks/test_picture.py",
+        "picture.main()",
     ),
     "python -m examples.ions.run FOLDER": ("tests/unit/examples/test_ions_run.py", "runs.main()"),
     "python -m examples.ions.run FOLDER --trace aws-08-03-2023/us-west-2c_v100_1 --tick 3": (
@@ -134,6 +191,12 @@ NOT_RUN = {
     "make test": "runs these tests",
     "torchrun --nproc-per-node 2 train.py": "needs two GPUs",
     "evenstride compare --real --speeds 1,0.5,0.2": "takes minutes; it is the demo and the lab",
+    "evenstride compare --real --speeds 1,0.5 -- train.py --lr 0.1": (
+        "takes minutes; it is the demo and the lab"
+    ),
+    "python benchmarks/open_batch.py --rounds 1 --batches 32,512 --speeds 1,0.6": (
+        "takes minutes and needs data sets; tests/multiproc/test_open_batch.py has such batches"
+    ),
     "evenstride launch --store-only --store 10.0.0.5:29400": MACHINES,
     "python benchmarks/soak.py --kills 100": "takes minutes; tests/faults has the same losses",
     "PYTHONPATH=src python benchmarks/gpu.py --out runs/gpu.json": "needs a GPU",
@@ -142,6 +205,8 @@ NOT_RUN = {
         "takes minutes; the shorter form on the same page is run"
     ),
 }
+
+KNOWN = [*RUN, *SMALLER, *ELSEWHERE, *NOT_RUN]
 
 # Python: pages whose snippets another test runs, with words of that test; by page, or by snippet.
 SNIPPETS_ELSEWHERE = {

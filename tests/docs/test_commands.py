@@ -13,14 +13,23 @@ from pathlib import Path
 import pytest
 
 from evenstride.sim.scenario.builtin_scenarios import SCENARIOS
-from tests.docs.blocks import PAGES, ROOT, Block, blocks, blocks_of, commands, shown
-from tests.docs.table import ELSEWHERE, NOT_RUN, RUN, SMALLER
+from tests.docs.blocks import (
+    OTHERS,
+    PAGES,
+    PROGRAMS,
+    ROOT,
+    Block,
+    blocks,
+    blocks_of,
+    commands,
+    printed,
+    shown,
+)
+from tests.docs.table import ELSEWHERE, KNOWN, NOT_RUN, RUN, SMALLER
 from tests.docs.tutorial import PAGES as TUTORIAL
 from tests.docs.tutorial import script
 
-KNOWN = [*RUN, *SMALLER, *ELSEWHERE, *NOT_RUN]
 SHELL = [one for one in blocks("sh") if one.page not in {page.stem for page in TUTORIAL}]
-PROGRAMS = ("evenstride", "make", "pip", "python", "torchrun", "torchft_lighthouse")
 
 
 SHOWN = {commands(one)[-1]: text for one, text in shown().items() if one in SHELL}
@@ -35,20 +44,23 @@ def test_each_command_runs_or_says_why_not(block: Block) -> None:
 
 def test_the_table_names_only_what_is_there_and_names_it_once() -> None:
     there = {command for block in SHELL for command in commands(block)}
+    there |= {command for page in [*PAGES, *OTHERS] for _, command in printed(page)}
 
     assert sorted(set(KNOWN) - there) == []
     assert len(KNOWN) == len(set(KNOWN))
     assert all(NOT_RUN.values()), "each has its reason"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", [*PAGES, *OTHERS], ids=lambda page: page.stem)
 def test_no_command_hides_in_a_block_without_a_language(page: Path) -> None:
+    command = rf"(\$ |\w+=\S+ )*({'|'.join(PROGRAMS)})\b"
     hidden = [
         one.where
         for one in blocks_of(page)
-        if one.language in ("", "console", "bash", "shell")
-        and re.match(rf"(\$ |\w+=\S+ )*({'|'.join(PROGRAMS)})\b", one.text)
+        if one.language in ("", "console", "bash", "shell") and re.match(command, one.text)
     ]
+    indented = re.compile(rf"^ {{4}}{command}.*", re.MULTILINE)
+    hidden += [one[0] for one in indented.finditer(page.read_text())]
 
     assert not hidden, f"write ```sh, and what is printed as ```text: {hidden}"
 
@@ -74,18 +86,27 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("reference", "h10", "slow-worker-swap"):
         text = (SCENARIOS / f"{name}.yaml").read_text()
         (scenarios / f"{name}.yaml").write_text(shorter(text))
+    (here / "docs" / "images").mkdir(parents=True)
+    (here / "examples").symlink_to(ROOT / "examples")
+    (here / "prices.csv").write_text("type,usd_per_h\ng5.xlarge,1.0\n")
     (here / "train.py").write_text(script(steps=1))
     scenario = next(one for one in blocks("yaml") if one.page == "scenarios")
     (here / "cluster.yaml").write_text(shorter(scenario.text))
     for run, trace in (("today", "adaptive"), ("adaptive", "adaptive"), ("uniform", "static")):
         (here / "runs" / run).mkdir(parents=True)
         shutil.copy(ROOT / f"tests/golden/{trace}.jsonl", here / "runs" / run / "trace.jsonl")
+    (here / "runs" / "demo").mkdir()
+    for policy, trace in (("adaptive", "adaptive"), ("uniform", "static")):
+        shutil.copy(
+            ROOT / f"tests/golden/{trace}.jsonl", here / "runs" / "demo" / f"{policy}.jsonl"
+        )
     return here
 
 
 def _run(command: str, folder: Path) -> str:
-    program = f"{shlex.quote(sys.executable)} -m evenstride "
-    mine = re.sub(r"\bevenstride (?=[-a-z])", program, command, count=1)
+    python = shlex.quote(sys.executable)
+    mine = re.sub(r"\bevenstride (?=[-a-z])", f"{python} -m evenstride ", command, count=1)
+    mine = re.sub(r"^python ", f"{python} ", mine)
     done = subprocess.run(
         ["bash", "-c", mine],
         cwd=folder,
