@@ -1,5 +1,6 @@
 """The choice among the best, and what is said if there is none."""
 
+import sys
 from dataclasses import replace
 
 import pytest
@@ -45,8 +46,12 @@ def test_limits_cut_and_set_the_aim() -> None:
     assert by_budget.reason == "the fastest within 18 USD"
 
 
-def test_without_limits_it_is_the_knee() -> None:
-    pytest.importorskip("kneed")
+def test_without_limits_it_is_the_knee(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for extra in ("kneed", "gpuhunt"):
+        monkeypatch.setitem(sys.modules, extra, None)
+
     chosen = choose(SOME, Wishes())
 
     assert chosen.outlook is SOME[1]
