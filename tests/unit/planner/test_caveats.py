@@ -40,7 +40,7 @@ def test_a_profile_on_its_line_is_not_doubted() -> None:
 def test_a_profile_off_its_line_is_to_be_measured_again() -> None:
     (told,) = of_device(device(0.054, 0.044, 0.119))
 
-    assert "box fits badly" in told
+    assert "box is inaccurate" in told
     assert "measure it again" in told
 
 

@@ -255,6 +255,23 @@ def test_shares_that_do_not_split_the_batch_are_refused(shares: Any) -> None:
         advance(control, Exchanged(4, 5, seen))
 
 
+def test_a_share_between_0_and_min_share_is_refused() -> None:
+    members = (Worker("a", min_share=4), Worker("b"))
+    for shares in ((4, 8), (0, 12)):
+        advance(Control(Given(shares, shares)), FleetFormed(0, 0, 12, members))
+
+    with raises_message(ConfigError, "Given", "share of 3", "worker a", "min_share of 4"):
+        advance(Control(Given((3, 9), (4, 8))), FleetFormed(0, 0, 12, members))
+
+
+def test_an_opening_above_max_share_is_narrowed() -> None:
+    members = (Worker("a", max_share=5), Worker("b"))
+
+    control, _ = advance(Control(Given((8, 4), (8, 4))), FleetFormed(0, 0, 12, members))
+
+    assert control.shares == (5, 7)
+
+
 def test_shares_of_numpy_become_python_integers() -> None:
     control, _ = advance(Control(Given(np.array([5, 7]), (6, 6))), FleetFormed(0, 0, 12, TWO))
 
