@@ -38,7 +38,7 @@ from tests.messages import raises_message
 from tests.unit.core.policies.plant import Plant
 
 
-def test_the_contract_covers_every_policy_there_is() -> None:
+def test_the_contract_covers_every_policy() -> None:
     assert {spec.partition(":")[0] for spec in SPECS} == set(POLICY_NAMES)
 
 

@@ -53,7 +53,7 @@ def test_compressed_gradients_are_weighted_as_well(ranks: RankPool) -> None:
     ("every", "says"),
     [([5, 6], ("RanksDisagree", "drift_check")), ([-1, 5], ("ConfigError",))],
 )
-def test_what_cannot_be_is_refused_alike(
+def test_invalid_calls_are_refused_on_every_rank(
     ranks: RankPool, every: list[int], says: tuple[str, ...]
 ) -> None:
     one, other = ranks.run(refused, 2, every)

@@ -148,7 +148,9 @@ ACCEPTED = {
 
 
 @pytest.mark.parametrize("name", ACCEPTED)
-def test_a_model_on_its_islands_or_none_is_watched(ranks: RankPool, name: str) -> None:
+def test_a_model_sharded_over_the_shard_groups_or_not_at_all_is_watched(
+    ranks: RankPool, name: str
+) -> None:
     assert ranks.run(watched, 4, *ACCEPTED[name]) == [("", "")] * 4
 
 

@@ -87,7 +87,7 @@ def test_a_divisor_that_does_not_follow_the_batch_is_a_warning(ranks: RankPool) 
         check_message(log[0])
 
 
-def test_a_divisor_that_follows_the_batch_is_none(ranks: RankPool) -> None:
+def test_a_divisor_that_follows_the_batch_is_not_reported(ranks: RankPool) -> None:
     assert ranks.run(constant, 2, True) == [[], []]
 
 
@@ -109,7 +109,7 @@ def test_a_scaled_loss_that_is_divided_again_is_a_warning_of_rank_0(
 
 
 @pytest.mark.parametrize("name", ["not", "by a gradient scaler", "by 3"])
-def test_other_factors_are_none(ranks: RankPool, name: str) -> None:
+def test_other_factors_are_not_reported(ranks: RankPool, name: str) -> None:
     assert ranks.run(divided, 2, name, None) == [[], []]
 
 

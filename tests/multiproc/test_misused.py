@@ -72,7 +72,7 @@ def test_a_wrapper_that_has_an_engine_is_watched(ranks: RankPool, name: str) -> 
     assert not any(of["heard"] for of in told)
 
 
-def test_an_engine_that_is_not_watched_is_told_of_once(ranks: RankPool) -> None:
+def test_an_unwatched_engine_causes_one_warning(ranks: RankPool) -> None:
     told = ranks.run(_unwatched, 2, "ddp")
 
     check_exact(told)
@@ -96,7 +96,7 @@ def test_a_script_that_averages_by_hand_need_not_watch(ranks: RankPool) -> None:
     check_exact(told)
 
 
-def test_clipping_between_micro_batches_is_told_of_with_its_line(ranks: RankPool) -> None:
+def test_clipping_between_micro_batches_causes_a_warning_with_its_line(ranks: RankPool) -> None:
     told = ranks.run(partial(clipped, in_pieces=True), 2)
 
     for heard in told:
@@ -110,7 +110,7 @@ def test_clipping_a_whole_gradient_causes_no_warning(ranks: RankPool) -> None:
 
 
 @pytest.mark.parametrize("name", ["from zero", "from zero, inline"])
-def test_epochs_that_begin_again_after_a_restore_are_told_of_once(
+def test_epochs_that_begin_again_after_a_restore_cause_one_warning(
     ranks: RankPool, name: str
 ) -> None:
     told, others = ranks.run(restored, 2, name)
@@ -125,7 +125,7 @@ def test_epochs_that_continue_after_a_restore_cause_no_warning(ranks: RankPool, 
     assert ranks.run(restored, 2, name) == [[], []]
 
 
-def test_checkpoints_that_are_never_restored_are_told_of_once(
+def test_checkpoints_that_are_never_restored_cause_one_warning(
     ranks: RankPool, tmp_path: Path
 ) -> None:
     run = partial(saved, restores=False, saves_scheduler=True)
@@ -138,7 +138,7 @@ def test_checkpoints_that_are_never_restored_are_told_of_once(
     assert f"Call checkpoint.restore() after {_construction()}" in line
 
 
-def test_a_scheduler_that_is_not_saved_is_told_of_once(ranks: RankPool, tmp_path: Path) -> None:
+def test_a_scheduler_that_is_not_saved_causes_one_warning(ranks: RankPool, tmp_path: Path) -> None:
     run = partial(saved, restores=False, saves_scheduler=False, otherwise=True)
 
     told, others = ranks.run(run, 2, str(tmp_path))

@@ -143,7 +143,7 @@ def test_an_engine_of_which_nothing_is_known_is_not_measured(ranks: RankPool) ->
         ("others", ("RanksDisagree", "noise_every", "Stride()")),
     ],
 )
-def test_what_cannot_be_measured_is_refused_alike(
+def test_noise_that_cannot_be_measured_is_refused_on_every_rank(
     ranks: RankPool, what: str, says: tuple[str, ...]
 ) -> None:
     one, other = ranks.run(refused, 2, what)

@@ -178,7 +178,7 @@ def test_processes_train_the_epochs_that_were_found_since_they_began(tmp_path: P
     assert told_epochs(tmp_path, 3) == needed
 
 
-def test_what_was_trained_before_a_search_is_no_part_of_its_cost(tmp_path: Path) -> None:
+def test_training_before_a_search_is_not_part_of_its_cost(tmp_path: Path) -> None:
     only = asked(tmp_path, "whole", workers=(1,), batches=(16,))
     search(only)
     for phase in tmp_path.glob("phase-*"):

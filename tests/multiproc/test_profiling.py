@@ -65,7 +65,7 @@ def test_a_script_that_fails_for_another_reason_has_no_profile(tmp_path: Path) -
         )
 
 
-def test_a_script_that_fails_at_once_is_told_with_its_words(tmp_path: Path) -> None:
+def test_a_script_that_fails_at_once_is_reported_with_its_output(tmp_path: Path) -> None:
     with raises_message(LaunchError, "16 samples"):
         profile(measuring(tmp_path, SCRIPT, "8"))
 

@@ -48,7 +48,7 @@ def test_a_port_in_use_is_refused_on_every_rank(ranks: RankPool) -> None:
     check_message(one[1])
 
 
-def test_a_sink_that_is_none_on_one_rank_is_refused_on_all(ranks: RankPool) -> None:
+def test_an_invalid_sink_on_one_rank_is_refused_on_all(ranks: RankPool) -> None:
     one, other = ranks.run(settings, 2, [{"global_batch": 8}, {"global_batch": 8, "sinks": "x"}])
 
     assert one[0] == other[0] == "ConfigError"

@@ -90,7 +90,7 @@ def trained(rank: int, watched: bool) -> list[str]:
 
 
 @pytest.mark.parametrize("watched", [True, False])
-def test_a_model_that_is_not_watched_is_told_of_once(ranks: RankPool, watched: bool) -> None:
+def test_an_unwatched_model_causes_one_warning(ranks: RankPool, watched: bool) -> None:
     said = ranks.run(trained, 2, watched)
 
     assert [len(told) for told in said] == ([0, 0] if watched else [1, 0])

@@ -266,7 +266,7 @@ def test_rounding_of_long_times_leaves_no_worker_without_room() -> None:
         assert (split <= total // 2 + 1).all()
 
 
-def test_a_rest_for_which_nobody_has_room_is_refused() -> None:
+def test_a_remainder_without_room_on_any_worker_is_refused() -> None:
     # Both are full with one multiple of 8, and neither has room for the rest of 6 above it.
     with raises_message(InfeasibleShares):
         equal_finish(

@@ -162,7 +162,7 @@ def test_when_all_are_lost_nothing_is_slowest() -> None:
 
 
 @pytest.mark.parametrize("worker", [-1, 2])
-def test_a_worker_there_is_not_is_refused(worker: int) -> None:
+def test_an_unknown_worker_is_refused(worker: int) -> None:
     with raises_message(ValueError, worker):
         Clocks.of(2, 1).ticked(worker)
 

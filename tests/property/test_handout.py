@@ -143,7 +143,7 @@ def test_a_handout_does_not_change() -> None:
 
 
 @pytest.mark.parametrize("worker", [-1, 2])
-def test_a_worker_there_is_not_is_refused(worker: int) -> None:
+def test_an_unknown_worker_is_refused(worker: int) -> None:
     handout = WorkQueue.of(10, 2)
 
     for call in (lambda: handout.give(worker, 1), lambda: handout.trained(worker)):

@@ -60,7 +60,9 @@ def test_a_generation_ends_when_the_group_changes_and_only_then(
 
 
 @given(st.lists(HAPPENINGS, max_size=8))
-def test_what_is_known_at_once_makes_one_new_group_at_most(happenings: list[Happening]) -> None:
+def test_changes_known_at_the_same_time_form_at_most_one_new_group(
+    happenings: list[Happening],
+) -> None:
     one_by_one = FORMED
     for happening in happenings:
         one_by_one, _ = one_by_one.after(happening)

@@ -146,7 +146,7 @@ def test_one_absurd_speed_is_got_over(name: str, factor: float) -> None:
     assert float(np.abs(errors[-100:]).max()) < 0.05
 
 
-def test_narx_uses_the_loads_it_is_told() -> None:
+def test_narx_uses_the_given_loads() -> None:
     speeds, loads = _busy_machines(1)
     blind = np.full_like(loads, np.nan)
 

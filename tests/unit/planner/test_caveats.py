@@ -86,7 +86,7 @@ def test_spot_machines_need_a_script_that_saves() -> None:
     assert of_spot(ClusterChoice((kind("a"),), (1,), 64), SaveCosts(2.0, (60.0,))) == []
 
 
-def test_a_type_that_is_not_there_is_named_with_the_nearest() -> None:
+def test_an_unknown_type_is_named_with_the_nearest() -> None:
     shipped = shipped_catalogue()
 
     told = no_machine([device(*LINE, name="g4dn.xlage")], shipped)

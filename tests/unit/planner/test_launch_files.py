@@ -137,13 +137,13 @@ def looked_at(epochs: float) -> TrainingForecast:
 
 
 @pytest.mark.parametrize(("epochs", "whole"), [(44.2, "45"), (45.0000001, "45"), (45.0, "45")])
-def test_a_script_is_told_whole_epochs_and_the_batch(epochs: float, whole: str) -> None:
+def test_a_script_gets_whole_epochs_and_the_batch(epochs: float, whole: str) -> None:
     told = variables(looked_at(epochs))
 
     assert told == {"EVENSTRIDE_EPOCHS": whole, "EVENSTRIDE_GLOBAL_BATCH": "256"}
 
 
-def test_another_mode_is_told_in_lines_and_files() -> None:
+def test_another_mode_is_set_in_lines_and_files() -> None:
     told = variables(looked_at(45.0), "bsp-ps(servers=2)")
 
     for choice in (ALONE, MIXED):

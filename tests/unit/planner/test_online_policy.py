@@ -88,7 +88,7 @@ def test_steps_that_were_not_measured_are_foreseen_from_two_that_were() -> None:
         assert one.measured == (choice in {p.choice for p in probes})
 
 
-def test_what_was_trained_counts_by_what_its_samples_are_worth() -> None:
+def test_trained_samples_count_by_their_value() -> None:
     told = job(noise=NOISY, batches=3)
 
     assert told.left({}) == 1.0
@@ -213,7 +213,7 @@ def test_a_search_ends_after_so_many_configurations() -> None:
     assert decided(both, MOST_PROBES + 1) is None
 
 
-def test_processes_are_told_again_how_many_epochs_their_batch_needs() -> None:
+def test_new_processes_get_the_epochs_that_their_batch_needs() -> None:
     probe = FOUR.probe(Configuration(4, 1024))
     told = job(noise=NOISY, batches=3)
     (here,) = foresee(told, [Configuration(4, 1024)], [probe], {64: 6000.0})
@@ -283,7 +283,7 @@ def test_what_wandered_is_doubted_where_it_was_not_measured_too() -> None:
         assert sure.own_s.high <= wide.time_s.high
 
 
-def test_an_epoch_takes_what_was_measured_beside_its_steps() -> None:
+def test_an_epoch_includes_the_measured_time_between_its_steps() -> None:
     probe = FOUR.probe(Configuration(1, 64))
     (bare,) = foresee(JOB, [Configuration(1, 64)], [probe], {64: 0.5 * 30 * 60_000})
 

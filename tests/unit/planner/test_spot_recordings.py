@@ -78,7 +78,7 @@ def test_lives_are_read_one_by_one(tmp_path: Path) -> None:
     assert recorded_transience(written(tmp_path, text)).waits_s == (3600.0, 60.0)
 
 
-def test_lives_may_be_told_in_seconds_since_1970(tmp_path: Path) -> None:
+def test_lives_may_be_given_in_seconds_since_1970(tmp_path: Path) -> None:
     lives = "came_s,gone_s\n{},{}\n{},{}\n{},{}\n"
     times_s = (0, 36_000, 600, 7800, 11_400, 15_000)
 
@@ -113,7 +113,7 @@ def test_lives_may_be_told_in_seconds_since_1970(tmp_path: Path) -> None:
         ("at_s,up\n0,4\n600,4\n1200,5", ()),
     ],
 )
-def test_what_is_wrong_is_refused_with_its_line(
+def test_an_invalid_line_is_refused_with_its_number(
     tmp_path: Path, text: str, told: tuple[str, ...]
 ) -> None:
     with raises_message(ConfigError, *told):
@@ -152,7 +152,7 @@ def test_the_examples_of_the_documentation_can_be_used(tmp_path: Path) -> None:
         assert recorded_transience(written(tmp_path, block)).rates_per_s[-1] > 0
 
 
-def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     with raises_message(ConfigError):
         recorded_transience(tmp_path / "none.csv")
 
@@ -182,7 +182,7 @@ def test_recordings_are_of_the_types_they_are_given_for(tmp_path: Path) -> None:
         (["{}:"], True, ()),
     ],
 )
-def test_recordings_for_nobody_knows_what_are_refused(
+def test_recordings_of_types_outside_the_plan_are_refused(
     tmp_path: Path, recordings: list[str], spot: bool, told: tuple[str, ...]
 ) -> None:
     path = written(tmp_path, looks(UP))

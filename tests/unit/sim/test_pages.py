@@ -116,7 +116,7 @@ def test_every_field_of_an_event_is_in_the_table_of_events() -> None:
     assert all(f"`{name}`" in text for name in (*models, *COMMON))
 
 
-def test_the_schema_says_the_unit_of_what_could_be_taken_for_another() -> None:
+def test_the_schema_has_the_units_of_ambiguous_fields() -> None:
     models: list[type[BaseModel]] = [WorkerGroup, Communication]
     told = {n: str(f.description) for m in models for n, f in m.model_fields.items()}
 

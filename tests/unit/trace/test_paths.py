@@ -17,7 +17,7 @@ def refusal(path: Path) -> str:
     return str(told.value)
 
 
-def test_what_is_not_there_is_told_apart_from_a_folder_without_a_trace(tmp_path: Path) -> None:
+def test_a_missing_path_is_distinguished_from_a_folder_without_a_trace(tmp_path: Path) -> None:
     check_message(refusal(tmp_path / "runs"))
     check_message(refusal(tmp_path))
 

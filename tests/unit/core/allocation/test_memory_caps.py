@@ -41,7 +41,7 @@ def test_a_worker_is_bounded_by_what_its_peaks_predict() -> None:
     assert memory.bound(_fleet(100, None, None)).upper.tolist() == [100, 50]
 
 
-def test_reports_of_nobody_and_of_nothing_are_left() -> None:
+def test_reports_of_unknown_ranks_and_empty_reports_are_ignored() -> None:
     assert Memory().learn([PeakMemory(5, 8, 9, 9), PeakMemory(0, 0, 9, 9)], 2, 0.9) == Memory()
 
 
@@ -217,7 +217,7 @@ def test_the_summary_tells_what_binds() -> None:
     assert "GB" in other.memory
 
 
-def test_whoever_is_left_out_is_needed_where_bounds_have_narrowed() -> None:
+def test_a_left_out_worker_is_needed_if_bounds_have_narrowed() -> None:
     workers = tuple(Worker(name, quantum=8) for name in "abc")
     control, _ = advance(
         Control(policy_from_spec("static:24,0,26")), FleetFormed(0, 0, 50, workers)

@@ -85,7 +85,7 @@ def test_a_move_takes_effect_where_no_rank_has_drawn() -> None:
     assert after == ExchangeAfter(1, True)
 
 
-def test_what_is_measured_last_is_learned_and_decides_nothing() -> None:
+def test_the_last_measurements_are_learned_and_decide_nothing() -> None:
     control, _ = advance(Control(policy_from_spec("adaptive")), FleetFormed(0, 0, 10, TWO))
     seen = Measurements.of([_seen(0, 5, 0.1, steps=4), _seen(1, 5, 0.4, steps=4)])
 
@@ -164,7 +164,7 @@ def test_the_band_judges_only_its_own_share_and_asks_once() -> None:
     assert ToleranceBand().step(10, 9.0) == ToleranceBand()
 
 
-def test_the_ledger_books_a_step_when_all_workers_have_told() -> None:
+def test_the_ledger_records_a_step_when_all_workers_have_reported() -> None:
     ledger = Ledger.empty(2).book(
         Measurements.of((_seen(0, 5, 1.0, steps=3), _seen(1, 5, 3.0, steps=2)))
     )
@@ -216,7 +216,7 @@ def test_shares_and_workers_that_cannot_be_are_refused(
     assert control.estimate.steps.tolist() == [1, 0], "nothing was learned from it"
 
 
-def test_a_fleet_that_changes_keeps_what_is_known_of_those_who_stay() -> None:
+def test_a_changed_fleet_keeps_the_estimates_of_the_workers_that_stay() -> None:
     control, _ = advance(Control(policy_from_spec("adaptive")), FleetFormed(0, 0, 100, TWO))
     told = Measurements.of((_seen(0, 50, 0.05), _seen(1, 50, 0.2)))
     control, _ = advance(control, Exchanged(3, 4, told))

@@ -31,7 +31,7 @@ def test_the_parts_of_a_step_are_what_the_norms_are_made_of() -> None:
     assert known == NoiseOfRun(NoiseEstimate().after(expected), 1)
 
 
-def test_a_step_waits_until_all_who_had_samples_have_told() -> None:
+def test_a_step_waits_for_the_reports_of_all_ranks_with_samples() -> None:
     known, whole = NoiseOfRun().hear(TOLD[:1])
     assert not whole
 

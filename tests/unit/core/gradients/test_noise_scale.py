@@ -161,7 +161,7 @@ def test_more_steps_make_the_interval_narrower() -> None:
     assert many.high - many.low < 0.4 * (few.high - few.low)
 
 
-def test_what_is_long_ago_is_forgotten() -> None:
+def test_old_steps_are_forgotten() -> None:
     old, new = GradientNorms(4, 64, 9.0, 3.0), GradientNorms(4, 64, 3.0, 1.5)
     estimate = NoiseEstimate()
     for norms in [old] * 100 + [new] * 100:

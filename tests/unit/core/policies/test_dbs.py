@@ -107,7 +107,7 @@ def test_steps_that_are_not_modelled_do_not_count() -> None:
     assert isinstance(desk.ask((6, 6), (0.1, 0.9), modelled=False), Keep)
 
 
-def test_nothing_told_is_no_reason_to_decide() -> None:
+def test_without_reports_it_decides_nothing() -> None:
     desk = Desk(Dbs(epoch_steps=1), Fleet(workers(2), 12))
 
     assert isinstance(desk.decide((6, 6), (), 500), Keep)

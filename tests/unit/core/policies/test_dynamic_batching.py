@@ -73,14 +73,14 @@ def test_a_window_makes_it_wait() -> None:
 
 
 @pytest.mark.parametrize("steps", [1, 4, 37])
-def test_steps_told_at_once_are_averaged_and_lead_to_one_change(steps: int) -> None:
+def test_steps_reported_together_are_averaged_and_lead_to_one_change(steps: int) -> None:
     plant = Plant("dynamic-batching", 120, [0.0, 0.0], [0.001, 0.003])
 
     assert plant.exchange(steps) == (90, 30)
     assert len(plant.reasons) == 2
 
 
-def test_steps_told_at_once_weigh_as_if_told_one_by_one() -> None:
+def test_steps_reported_together_weigh_as_if_reported_one_by_one() -> None:
     together, apart = (Desk(DynamicBatching(window=3), Fleet(workers(2), 120)) for _ in range(2))
     times_s = (0.05, 0.06, 0.10)
     other = (Observation(1, 60, 0, (0.06,) * 3, (0.0,) * 3),)

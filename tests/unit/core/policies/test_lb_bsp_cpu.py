@@ -64,7 +64,7 @@ def test_speed_alone_gives_a_gpu_of_much_fixed_time_too_much_at_first() -> None:
     assert plant.run(30) == pytest.approx(LBB_SPLIT, abs=2)
 
 
-def test_steps_told_at_once_are_told_one_by_one_and_in_order() -> None:
+def test_steps_reported_together_are_processed_one_by_one_in_order() -> None:
     together, apart = (Desk(LbBspCpu("ema"), Fleet(workers(2), 120)) for _ in range(2))
     other = Observation(1, 60, 0, (0.06,), (0.0,))
     told = [Observation(0, 60, 4, (0.1,), (0.0,)), Observation(0, 60, 2, (0.2, 0.3), (0.0,) * 2)]
@@ -106,7 +106,7 @@ def test_a_worker_without_a_share_gets_its_least() -> None:
     assert decision.shares == (58, 58, 4)
 
 
-def test_what_is_not_modelled_or_cannot_be_is_not_told() -> None:
+def test_unmodelled_and_impossible_times_are_left_out() -> None:
     desk = Desk(LbBspCpu("last"), Fleet(workers(2), 12))
 
     assert isinstance(desk.ask((6, 6), (0.1, 0.9), modelled=False), Keep)
@@ -157,6 +157,6 @@ def test_load_that_slows_a_worker_down_is_answered_before_the_slow_step() -> Non
     assert given == pytest.approx([40] * len(given), abs=4), "its next step is the first slow one"
 
 
-def test_a_predictor_that_there_is_not_is_refused_with_those_there_are() -> None:
+def test_an_unknown_predictor_is_refused_with_the_available_ones() -> None:
     with raises_message(ConfigError, "'oracle'"):
         policy_from_spec("lb-bsp-cpu:predictor=oracle")

@@ -199,7 +199,7 @@ def test_saving_takes_a_tenth_at_most_and_says_so() -> None:
     check_message(told.reason, "10%")
 
 
-def test_an_end_that_comes_too_soon_to_save_is_told() -> None:
+def test_a_limit_too_soon_for_a_save_is_reported() -> None:
     told = next_save_in_s(60.0, np.array([DAY_S - 100.0]), saving=Saving(TUB)).reason
 
     check_message(told)
@@ -219,7 +219,7 @@ def test_a_save_that_takes_long_is_made_seldom_whatever_the_longest() -> None:
     check_message(told.reason, "1e+04 s", "1000 s", "10%")
 
 
-def test_where_the_longest_is_the_shortest_too_only_one_of_them_is_told() -> None:
+def test_equal_shortest_and_longest_intervals_are_reported_once() -> None:
     told = next_save_in_s(360.0, np.zeros(8))
 
     assert told.in_s == 3600.0
@@ -270,7 +270,7 @@ def test_impossible_rules_are_refused(change: dict[str, float], told: tuple[str,
     ],
     ids=str,
 )
-def test_what_is_no_rule_is_refused_when_it_is_made(
+def test_an_invalid_rule_is_refused_when_it_is_created(
     change: dict[str, Any], told: tuple[str, ...]
 ) -> None:
     with raises_message(ConfigError, *told):

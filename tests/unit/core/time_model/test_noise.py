@@ -23,7 +23,7 @@ def test_at_first_all_tell_the_noise_together_and_later_each_its_own() -> None:
     assert np.sqrt(estimates[-1].noise) == pytest.approx(noise, rel=0.4)
 
 
-def test_noise_that_is_taken_for_changes_does_not_make_changes_likelier() -> None:
+def test_noise_regarded_as_changes_does_not_make_changes_likelier() -> None:
     """A wrong speed within the noise is never contradicted by one time, so it does not count."""
     rng, estimate = np.random.default_rng(1), Estimate.unknown(8)
     for step in range(400):

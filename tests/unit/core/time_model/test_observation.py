@@ -18,7 +18,7 @@ def test_it_is_the_least_wait_within_a_step_and_the_median_of_the_steps() -> Non
     assert communication_s(told, (5, 5)) == pytest.approx(0.2)
 
 
-def test_steps_that_not_all_have_told_of_do_not_count() -> None:
+def test_steps_without_reports_of_all_workers_do_not_count() -> None:
     told = Measurements.of((_waits(0, 7, 0.5, 0.9), _waits(1, 8, 0.2, 0.8), _waits(1, 5, 0.7, 0.7)))
 
     assert communication_s(told, (5, 5)) == pytest.approx(0.2), "step 8 alone was told of by both"

@@ -111,14 +111,14 @@ def test_more_kinds_than_are_looked_for_keep_their_own_times() -> None:
     assert np.allclose(together, truth, rtol=0.015)
 
 
-def test_two_kinds_among_very_many_workers_are_told_apart_whatever_their_order() -> None:
+def test_two_kinds_among_very_many_workers_are_distinguished_in_any_order() -> None:
     for truth in (np.tile([0.05, 0.06], 2500), np.repeat([0.05, 0.06], 2500)):
         together = _times(pooled(_estimate(truth, 5, 0.05), np.full(5000, 64)), 5000)
 
         assert np.count_nonzero(np.abs(together / truth - 1) > 0.01) < 25
 
 
-def test_who_outweighs_all_others_stays_as_it_is() -> None:
+def test_a_worker_that_outweighs_all_others_stays_unchanged() -> None:
     """Of what the others tell, rounding alone is left: of some times, more than an exp can hold."""
     known, shares = Estimate.unknown(3), np.full(3, 64)
     for sure_s in np.linspace(0.01, 0.2, 200):

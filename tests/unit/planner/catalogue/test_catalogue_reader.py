@@ -99,7 +99,7 @@ def test_a_price_may_have_the_unit_that_is_meant(cell: str) -> None:
     assert offer.usd_per_h == 0.5
 
 
-def test_columns_of_no_meaning_here_are_told_and_not_used() -> None:
+def test_unknown_columns_are_reported_and_not_used() -> None:
     found = read("type,GpuInfo,price,Comment", "mine,x,0.5,y")
 
     assert len(found.offers) == 1
@@ -215,7 +215,7 @@ BAD_HEADERS = [
 
 
 @pytest.mark.parametrize("header", BAD_HEADERS)
-def test_a_header_that_lacks_something_is_told_with_what_is_nearest(header: str) -> None:
+def test_an_incomplete_header_is_refused_with_the_nearest_column(header: str) -> None:
     with raises_message(ConfigError):
         read(header, "mine,1")
 
@@ -234,7 +234,7 @@ def test_a_header_that_lacks_something_is_told_with_what_is_nearest(header: str)
     ],
     ids=str,
 )
-def test_nothing_usable_is_told_with_what_a_row_looks_like(
+def test_a_catalogue_without_usable_rows_is_refused_with_an_example(
     lines: list[str], why: tuple[str, ...]
 ) -> None:
     with raises_message(ConfigError, *why):
@@ -261,7 +261,7 @@ def test_files_are_read_plain_and_packed(tmp_path: Path) -> None:
     ],
     ids=["cut", "garbled", "latin", "missing"],
 )
-def test_a_file_that_cannot_be_read_is_told(
+def test_an_unreadable_file_is_refused(
     tmp_path: Path, raw: bytes | None, why: tuple[str, ...]
 ) -> None:
     path = tmp_path / "prices.csv"
@@ -283,7 +283,7 @@ def test_the_shipped_catalogue_is_small_dated_and_whole() -> None:
     assert all(offer.priced_on and offer.spot_on and offer.vcpus for offer in found.offers)
 
 
-def test_what_is_shipped_says_where_it_is_from_and_under_which_licence() -> None:
+def test_the_shipped_catalogue_names_its_source_and_licence() -> None:
     folder = Path(__file__).parents[4] / "src" / "evenstride" / "planner" / "data"
     told_of = (folder / "README.md").read_text()
 

@@ -111,7 +111,7 @@ def test_rates_of_two_kinds_add_up() -> None:
     assert mixed.stretch == pytest.approx(alone.stretch, rel=1e-6)
 
 
-def test_a_cluster_that_may_never_end_is_none() -> None:
+def test_a_cluster_that_may_never_end_has_no_forecast() -> None:
     hopeless = kind("a", losses_per_h=5000.0)
 
     assert outlook(ClusterChoice((hopeless,), (8,), 256), task(KnownEpochs(100.0, 256))) is None
@@ -152,7 +152,7 @@ def test_an_end_that_is_open_stays_open() -> None:
     assert both.high == inf
 
 
-def test_what_an_epoch_takes_beside_its_steps_is_in_the_time() -> None:
+def test_time_between_steps_is_part_of_the_time() -> None:
     choice, plain = ClusterChoice((kind("a"),), (1,), 256), task(KnownEpochs(10.0, 256))
 
     bare, whole = outlook(choice, plain), outlook(choice, replace(plain, beside_s=30.0))

@@ -78,7 +78,7 @@ def test_noise_is_in_samples_whatever_losses_are_means_over(tmp_path: Path) -> N
     assert told.scale == pytest.approx(plain.scale)
 
 
-def test_noise_that_comes_out_below_0_is_none_at_all(tmp_path: Path) -> None:
+def test_noise_computed_below_0_counts_as_0(tmp_path: Path) -> None:
     steps = [
         {"kind": "noise", "step": n, "parts": 2, "batch": 32, "local": 0.9, "mean": 1.0}
         for n in range(20)
@@ -261,7 +261,7 @@ def _changed(path: Path, kind: str, **changes: Any) -> Path:
         ("instructions", {"instructions": [3]}, ()),
     ],
 )
-def test_a_damaged_trace_is_refused_by_what_is_wrong(
+def test_a_damaged_trace_is_refused_with_the_damage(
     tmp_path: Path, kind: str, changes: dict[str, Any], told: tuple[str, ...]
 ) -> None:
     path = _changed(life(tmp_path, busy_s={0: 0.1}), kind, **changes)

@@ -86,7 +86,7 @@ def _shares(batch: int, largest: tuple[int, ...], counts: tuple[int, ...]) -> li
     return shares
 
 
-def test_a_plan_with_servers_takes_their_time_and_alone_none() -> None:
+def test_a_plan_includes_the_time_of_servers_except_for_one_worker() -> None:
     served = replace(task(), servers=2, links=Links(latency_s=1e-3, bytes_per_s=1e9))
     one, four = (outlook(ClusterChoice((kind("a"),), (n,), 256), served) for n in (1, 4))
 

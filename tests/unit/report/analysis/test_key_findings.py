@@ -76,7 +76,9 @@ def test_a_best_split_that_is_slower_than_the_equal_one_reads_as_slower(made: Ma
 @pytest.mark.parametrize(
     ("speeds", "sync"), [((1.0,), "bsp"), ((1.0, 0.5), "asp")], ids=["one worker", "asp"]
 )
-def test_without_waits_there_is_no_gain(made: Making, speeds: tuple[float, ...], sync: str) -> None:
+def test_without_waits_no_gain_is_reported(
+    made: Making, speeds: tuple[float, ...], sync: str
+) -> None:
     run = made(steps=20, policy="uniform", speeds=speeds, header={"sync": sync})
 
     check_message(run.findings)

@@ -63,7 +63,7 @@ def test_a_panel_is_drawn_from_its_marks_the_later_above() -> None:
     assert drawn == ("M0 100L250 0L750 -200", "line own", "told", 3)
 
 
-def test_what_is_beyond_the_axis_runs_along_its_edge() -> None:
+def test_values_beyond_the_axis_run_along_its_edge() -> None:
     chart = chart_of(ChartMark("stairs", "line own", LEFT, np.array([5.0, 50.0, 0.0]), RIGHT))
 
     assert paths(chart, chart.panels[0])[1].way == "M0 50H250V0H500M750 100H1000"

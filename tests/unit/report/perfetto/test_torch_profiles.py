@@ -141,7 +141,7 @@ def test_an_export_without_a_rank_is_refused(run: VirtualRun, tmp_path: Path) ->
         (b'"\xff"', ("JSON",)),
     ],
 )
-def test_what_is_no_export_is_refused(
+def test_an_invalid_export_is_refused(
     run: VirtualRun, tmp_path: Path, content: bytes, said: tuple[str, ...]
 ) -> None:
     (tmp_path / "rank0.json").write_bytes(content)

@@ -20,7 +20,7 @@ def begins(desk: SimulatedWorkQueue, *shares: int) -> dict[int, Piece]:
     return dict(desk.begin(lambda worker: shares[worker]))
 
 
-def test_all_who_wait_get_their_share() -> None:
+def test_all_waiting_workers_get_their_share() -> None:
     desk = opened(2, None)
 
     assert begins(desk, 30, 10) == {0: (range(30),), 1: (range(30, 40),)}
@@ -43,7 +43,7 @@ def test_an_epoch_is_done_when_all_of_it_is_trained() -> None:
     assert begins(desk, 4, 4) == {0: (range(4),), 1: (range(4, 8),)}
 
 
-def test_what_the_lost_had_in_hand_goes_to_who_waits() -> None:
+def test_samples_of_a_lost_worker_go_to_waiting_ones() -> None:
     desk = opened(2, None, samples=40)
     begins(desk, 30, 10)
     desk.made(1)
@@ -55,7 +55,7 @@ def test_what_the_lost_had_in_hand_goes_to_who_waits() -> None:
     assert begins(desk, 0, 20) == {1: (range(20, 30),)}
 
 
-def test_nobody_gets_further_ahead_than_the_bound() -> None:
+def test_no_worker_gets_further_ahead_than_the_bound() -> None:
     desk = opened(2, 1)
     begins(desk, 1, 1)
     desk.made(0)
@@ -67,7 +67,7 @@ def test_nobody_gets_further_ahead_than_the_bound() -> None:
     assert set(begins(desk, 1, 1)) == {0, 1}
 
 
-def test_who_comes_later_is_waited_for_from_there_on() -> None:
+def test_a_worker_that_joins_later_is_waited_for_from_then_on() -> None:
     desk = SimulatedWorkQueue(2, 0)
     desk.open(100)
     desk.count([True, False])
@@ -83,7 +83,7 @@ def test_who_comes_later_is_waited_for_from_there_on() -> None:
     assert begins(desk, 1, 1) == {}
 
 
-def test_who_gets_no_samples_is_not_waited_for() -> None:
+def test_a_worker_without_samples_is_not_waited_for() -> None:
     desk = opened(2, 0)
     begins(desk, 1, 1)
     desk.made(0)

@@ -79,7 +79,7 @@ def moved_at(track: SimulatedSteps) -> list[int]:
 
 
 @given(scenarios(every=st.integers(1, 5) | st.just("leader")), st.sampled_from(POLICIES))
-def test_every_step_shares_the_global_batch_among_those_who_are_there(
+def test_every_step_splits_the_global_batch_over_the_present_workers(
     made: Scenario, policy: str
 ) -> None:
     track = Simulation(made, policy_from_spec(policy), 1).run()

@@ -62,7 +62,7 @@ def test_every_policy_gives_a_leaver_nothing_and_the_others_everything(spec: str
     st.sampled_from(POLICIES),
     st.integers(1, 5),
 )
-def test_whatever_happens_the_global_batch_is_shared_by_those_who_may(
+def test_the_global_batch_is_always_split_over_the_serving_workers(
     told: list[tuple[str, int, int]], spec: str, lag: int
 ) -> None:
     try:
@@ -89,7 +89,7 @@ def test_the_standing_and_the_reason_are_those_of_the_table() -> None:
     assert "w/1 will leave" in reasons
 
 
-def test_who_is_told_it_all_and_the_oracle_know_who_serves() -> None:
+def test_the_informed_controller_and_the_oracle_know_the_serving_workers() -> None:
     made = _scenario(_told("notice", 20), exchange={"lag": 1})
     track = Simulation(made, Informed(), 1).run()
     assert _split(track, 30) == [30, 0, 30]
@@ -105,7 +105,7 @@ def test_who_is_told_it_all_and_the_oracle_know_who_serves() -> None:
         ([_told("leave", 5), _told("notice", 6)], ("worker 1", "step 6")),
     ],
 )
-def test_what_cannot_happen_is_refused(events: list[dict[str, Any]], text: tuple[str, ...]) -> None:
+def test_impossible_events_are_refused(events: list[dict[str, Any]], text: tuple[str, ...]) -> None:
     with raises_message(ValidationError, *text):
         _scenario(*events)
 

@@ -70,7 +70,7 @@ VALUES = [
 
 
 @pytest.mark.parametrize(("old", "new", "text"), VALUES, ids=[f"{o}={n}" for o, n, _ in VALUES])
-def test_a_wrong_value_is_told_with_its_line_and_the_range(
+def test_a_wrong_value_is_refused_with_its_line_and_the_range(
     told: Path, old: str, new: str, text: str
 ) -> None:
     assert old in GOOD
@@ -125,7 +125,7 @@ EVENTS = [
 
 
 @pytest.mark.parametrize(("event", "text"), EVENTS, ids=[event for event, _ in EVENTS])
-def test_a_wrong_event_is_told_with_its_line(told: Path, event: str, text: str) -> None:
+def test_a_wrong_event_is_refused_with_its_line(told: Path, event: str, text: str) -> None:
     said = refusal(told, f"{GOOD}events:\n  - {event}\n")
 
     assert said.startswith("made.yaml:8: ")
@@ -157,7 +157,7 @@ MEMBERSHIP = [
 
 
 @pytest.mark.parametrize(("moves", "text"), MEMBERSHIP, ids=str)
-def test_membership_that_leaves_nobody_or_too_few_is_refused(
+def test_membership_that_leaves_too_few_workers_is_refused(
     told: Path, moves: list[tuple[str, int, object]], text: tuple[str, ...]
 ) -> None:
     events = "".join(f"  - {{kind: {k}, at: {a}, workers: {w}}}\n" for k, a, w in moves)
@@ -248,19 +248,19 @@ OTHERS = [
 
 
 @pytest.mark.parametrize(("more", "text"), OTHERS, ids=[more[:30] for more, _ in OTHERS])
-def test_what_else_is_wrong_is_told_with_its_line(told: Path, more: str, text: str) -> None:
+def test_other_errors_are_refused_with_their_line(told: Path, more: str, text: str) -> None:
     assert text in refusal(told, GOOD + more)
 
 
 @pytest.mark.parametrize("text", ["", "\n\n", "# nothing\n", "- 1\n- 2\n", "hello\n", "5\n", "~\n"])
-def test_what_is_no_scenario_at_all_is_refused(told: Path, text: str) -> None:
+def test_a_file_without_a_scenario_is_refused(told: Path, text: str) -> None:
     empty = "the file is empty; " if text[:1] in "\n#" else ""
     fields = "(name, global_batch, workers, ...)"
     said = f"made.yaml:1: {empty}a scenario consists of names and values {fields}"
     assert refusal(told, text) == said
 
 
-def test_all_that_is_missing_is_told_at_once(told: Path) -> None:
+def test_all_missing_fields_are_reported_at_once(told: Path) -> None:
     said = refusal(told, "name: a\nworkers:\n  - {count: 3}\n").splitlines()
 
     assert said[0] == "made.yaml:1: global_batch: Field required"
@@ -275,7 +275,7 @@ def test_a_file_without_workers_is_refused(told: Path) -> None:
     assert "made.yaml:1: workers: Field required" in refusal(told, nobody)
 
 
-def test_of_very_many_errors_the_first_ten_are_told(told: Path) -> None:
+def test_of_very_many_errors_the_first_ten_are_reported(told: Path) -> None:
     workers = "  - {samples_per_s: -1}\n" * 15
 
     said = refusal(told, f"name: a\nglobal_batch: 99\nworkers:\n{workers}").splitlines()
@@ -312,7 +312,7 @@ def test_numbers_may_be_written_as_people_do(told: Path) -> None:
     assert (group.samples_per_s, group.fixed_s, group.max_share) == (100.0, 0.001, 1000)
 
 
-def test_a_file_that_cannot_be_read_is_told_with_the_reason(tmp_path: Path) -> None:
+def test_an_unreadable_file_is_refused_with_the_reason(tmp_path: Path) -> None:
     binary = tmp_path / "binary.yaml"
     binary.write_bytes(b"\xff\xfe\x00a")
 
@@ -326,7 +326,7 @@ def test_a_file_that_cannot_be_read_is_told_with_the_reason(tmp_path: Path) -> N
         assert str(caught.value) == f"cannot read {path}: {reason}"
 
 
-def test_a_missing_recording_is_told_with_file_and_line(
+def test_a_missing_recording_is_refused_with_file_and_line(
     told: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("EVENSTRIDE_DATA", str(tmp_path))

@@ -27,7 +27,7 @@ def test_a_value_with_a_tag_is_refused(told: Path, tag: str, value: str) -> None
     check_message(said, "made.yaml", "global_batch", f"{tag!r}")
 
 
-def test_a_tag_deep_inside_is_told_with_its_field(told: Path) -> None:
+def test_a_nested_tag_is_refused_with_its_field(told: Path) -> None:
     said = refusal(told, GOOD.replace("50", "!!float 50"))
 
     check_message(said, "made.yaml", "workers[1].samples_per_s", "'!!float'")
@@ -64,22 +64,20 @@ def test_a_number_of_very_many_digits_is_out_of_range_like_any_other(told: Path,
 
 
 @pytest.mark.parametrize("character", ["\0", "\x07", "\x1b", "\x7f", "\ufffe"])
-def test_a_character_that_yaml_may_not_have_is_told_with_its_line(
-    told: Path, character: str
-) -> None:
+def test_a_character_that_yaml_forbids_is_refused_with_its_line(told: Path, character: str) -> None:
     said = refusal(told, f"{GOOD}about: it{character}is\n")
 
     check_message(said, "made.yaml", f"{ord(character):04X}")
 
 
 @pytest.mark.parametrize("escape", [r"\U00110000", r"\UFFFFFFFF"])
-def test_an_escape_of_no_character_is_told_with_its_line(told: Path, escape: str) -> None:
+def test_an_invalid_escape_is_refused_with_its_line(told: Path, escape: str) -> None:
     said = refusal(told, f'{GOOD}about: "{escape}"\n')
 
     check_message(said, "made.yaml")
 
 
-def test_a_thousands_separator_within_braces_is_told_as_such(told: Path) -> None:
+def test_a_thousands_separator_within_braces_is_explained(told: Path) -> None:
     said = refusal(told, GOOD.replace("50,", "2,000,"))
 
     check_message(said, "made.yaml", "'000'")
@@ -154,19 +152,19 @@ def test_merging_cannot_stand_for_billions_of_values_either(told: Path) -> None:
 
 
 @pytest.mark.parametrize("opening", ["[", "{a: ", "[{a: "])
-def test_what_is_nested_very_deep_is_refused_with_its_line(told: Path, opening: str) -> None:
+def test_very_deep_nesting_is_refused_with_its_line(told: Path, opening: str) -> None:
     said = refusal(told, f"{GOOD}about: {opening * 5000}\n")
 
     check_message(said, "made.yaml", DEEPEST)
 
 
-def test_a_wrong_value_that_is_merged_is_told_with_its_own_line(told: Path) -> None:
+def test_a_wrong_merged_value_is_refused_with_its_own_line(told: Path) -> None:
     merged = GOOD.replace("global_batch: 64", "<<: {global_batch: -3}")
 
     assert refusal(told, merged).startswith("made.yaml:2: global_batch: -3 ")
 
 
-def test_a_wrong_value_of_an_alias_is_told_with_the_line_where_it_is_written(told: Path) -> None:
+def test_a_wrong_value_of_an_alias_is_refused_with_the_line_of_its_anchor(told: Path) -> None:
     wrong = GOOD.replace("- {name: x,", "- &x {name: x,").replace("100}", "-100}")
 
     said = refusal(told, f"{wrong}  - *x\n  - {{<<: *x, count: 0}}\n").splitlines()
@@ -179,7 +177,7 @@ def test_a_wrong_value_of_an_alias_is_told_with_the_line_where_it_is_written(tol
     ]
 
 
-def test_what_is_merged_gives_way_to_what_is_written_and_to_what_is_merged_before(
+def test_merged_values_yield_to_written_ones_and_to_earlier_merges(
     told: Path,
 ) -> None:
     first, second = "&a {count: 2, noise: 0.1}", "&b {count: 3, noise: 0.2, floor_s: 1}"
@@ -202,7 +200,7 @@ MERGES = [
 
 
 @pytest.mark.parametrize(("more", "text"), MERGES, ids=[more for more, _ in MERGES])
-def test_what_cannot_be_merged_is_refused(told: Path, more: str, text: str) -> None:
+def test_an_invalid_merge_is_refused(told: Path, more: str, text: str) -> None:
     assert refusal(told, GOOD + more).startswith(f"made.yaml:7: {text}")
 
 

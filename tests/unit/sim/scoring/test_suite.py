@@ -102,7 +102,7 @@ def test_events_that_fewer_steps_leave_no_room_for_do_not_happen() -> None:
     assert Timeline(changed(made, {"steps": 5}), 0).changes == ()
 
 
-def test_who_joins_after_the_last_step_is_not_there_before() -> None:
+def test_a_worker_that_joins_after_the_last_step_is_absent_before() -> None:
     late = scenario(events=[{"kind": "join", "at": 30, "workers": 1}])
 
     short = changed(changed(late, {"steps": 30}), {"exchange.lag": 2})
@@ -147,7 +147,9 @@ def test_changes_of_a_file_are_read_as_overrides(tmp_path: Path) -> None:
         ("static:20,20,10", ("2 workers",)),
     ],
 )
-def test_what_cannot_be_served_is_refused_or_left_out(policy: str, reason: tuple[str, ...]) -> None:
+def test_policies_that_cannot_serve_are_refused_or_left_out(
+    policy: str, reason: tuple[str, ...]
+) -> None:
     with raises_message(ConfigError, *reason):
         planned(["uniform", policy])
 
@@ -171,7 +173,7 @@ def test_a_policy_is_asked_about_every_fleet_there_will_be() -> None:
     check_message(suite.left_out[0].reason, "step 9", "2 workers")
 
 
-def test_static_serves_those_who_declare_their_resource() -> None:
+def test_static_serves_workers_that_declare_their_resource() -> None:
     declared = [{**FAST, "cores": 4}, {**SLOW, "cores": 1}]
 
     suite = planned(["static:cores", "static"], leave_out=True, workers=declared)
@@ -180,7 +182,7 @@ def test_static_serves_those_who_declare_their_resource() -> None:
     assert [ran.row.policy for ran in simulate(suite)] == ["static:cores"] * 2
 
 
-def test_left_out_is_told_once_for_all_lags() -> None:
+def test_a_left_out_policy_is_reported_once_for_all_lags() -> None:
     suite = planned(["uniform", "static"], leave_out=True, overrides=Overrides(lags=(1, 3)))
 
     assert len(suite.left_out) == 1
