@@ -294,7 +294,7 @@ def test_absurd_times_lead_to_no_absurd_shares(spec: str, data: st.DataObject) -
     time_s = st.sampled_from(ABSURD) | seconds
     for _ in range(data.draw(st.integers(1, 6))):
         plant.step += 4
-        told = [
+        reported = [
             Observation(
                 *(k, share, plant.step - 4),
                 tuple(data.draw(st.lists(time_s, min_size=4, max_size=4))),
@@ -305,7 +305,7 @@ def test_absurd_times_lead_to_no_absurd_shares(spec: str, data: st.DataObject) -
             for k, share in enumerate(plant.control.shares)
         ]
 
-        shares = plant.tell(told)
+        shares = plant.tell(reported)
 
         assert sum(shares) == 48
         assert min(shares) >= 1

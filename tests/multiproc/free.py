@@ -94,9 +94,9 @@ def train(rank: int, run: Run) -> dict[str, Any]:
         assert free.present() == tuple(range(len(free.split) or dist.get_world_size()))
     free.bring_home([optimizer])
     momentum = [optimizer.state[p]["momentum_buffer"].tolist() for p in module.parameters()]
-    told = {"ids": ids, "ends": ends, "report": free.report(), "times": times, "splits": splits}
+    reported = {"ids": ids, "ends": ends, "report": free.report(), "times": times, "splits": splits}
     stride.close()
-    return {**told, "places": places, "momentum": momentum}
+    return {**reported, "places": places, "momentum": momentum}
 
 
 def idle(rank: int) -> bool:

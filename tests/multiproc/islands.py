@@ -41,7 +41,7 @@ class Balanced:
     gradients: list[list[float]]
     shares: list[tuple[int, ...]]
     workers: list[tuple[str, int]]
-    told: list[str]
+    reported: list[str]
 
 
 def mesh_of(*ranks: int) -> DeviceMesh:
@@ -51,17 +51,17 @@ def mesh_of(*ranks: int) -> DeviceMesh:
 
 def balanced(rank: int, loop: Loop, layout: Layout, slow: tuple[int, ...]) -> Balanced:
     """Train on islands, the ranks in ``slow`` with four times the work in each sample."""
-    told = _Told()
-    logging.getLogger("evenstride").addHandler(told)
+    reported = _Told()
+    logging.getLogger("evenstride").addHandler(reported)
     group = mesh_of(*layout.mesh)["shard"].get_group()
     stride = evenstride.Stride(global_batch=loop.batch, policy=loop.policy, shard_group=group)
     try:
         gradients, shares = _train(stride, loop, layout, WORK * (4 if rank in slow else 1))
         workers = [(worker.name, worker.share) for worker in stride.summary().workers]
-        return Balanced(gradients, shares, workers, told.sentences)
+        return Balanced(gradients, shares, workers, reported.sentences)
     finally:
         stride.close()
-        logging.getLogger("evenstride").removeHandler(told)
+        logging.getLogger("evenstride").removeHandler(reported)
 
 
 def _train(

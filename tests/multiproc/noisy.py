@@ -145,9 +145,9 @@ def train(rank: int, run: Run) -> dict[str, Any]:
     noise and figures (the summary's, in words and in numbers).
     """
     del rank
-    told: list[StepParts] = []
+    reported: list[StepParts] = []
     with pytest.MonkeyPatch.context() as patch:
-        _overhear(patch, told)
+        _overhear(patch, reported)
         stride = evenstride.Stride(64, policy=run.policy, noise_every=run.every, trace=run.trace)
         try:
             found = _train(stride, run)
@@ -156,19 +156,19 @@ def train(rank: int, run: Run) -> dict[str, Any]:
     summary = stride.summary()  # of what the trace has, too
     return {
         **found,
-        "told": sorted(told, key=lambda parts: parts.step),
+        "reported": sorted(reported, key=lambda parts: parts.step),
         "noise": None if summary.noise is None else str(summary.noise),
         "figures": summary.to_dict()["noise"],
     }
 
 
-def _overhear(patch: pytest.MonkeyPatch, told: list[StepParts]) -> None:
+def _overhear(patch: pytest.MonkeyPatch, reported: list[StepParts]) -> None:
     """Note what is told to the leader, and what is left at the end."""
     take, close = NoiseMeter.take, NoiseMeter.close
 
     def overheard(meter: NoiseMeter) -> tuple[StepParts, ...]:
         taken = take(meter)
-        told.extend(taken)
+        reported.extend(taken)
         return taken
 
     def closed(meter: NoiseMeter) -> None:

@@ -51,10 +51,10 @@ def profiled(rank: int, folder: str) -> None:
 
 def _enough(run: Path) -> bool:
     """Return on every rank what the leader reads: whether exchanges have told of enough steps."""
-    told = [0]
+    reported = [0]
     if dist.get_rank() == 0:
         events = [record["event"] for record in read_records(run) if record["kind"] == "event"]
-        told += [event["step"] for event in events if event["type"] == "Exchanged"]
-    enough = torch.tensor(max(told) >= TOLD)
+        reported += [event["step"] for event in events if event["type"] == "Exchanged"]
+    enough = torch.tensor(max(reported) >= TOLD)
     dist.broadcast(enough, 0)
     return bool(enough)

@@ -45,8 +45,8 @@ def loss_of(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 
 def known(folder: Path) -> bool:
     """Return whether the search has come to its end."""
-    told = folder / "online.json"
-    return told.exists() and json.loads(told.read_text())["chosen"] is not None
+    reported = folder / "online.json"
+    return reported.exists() and json.loads(reported.read_text())["chosen"] is not None
 
 
 def main(folder: Path, mode: str) -> None:

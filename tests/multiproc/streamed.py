@@ -63,9 +63,9 @@ def train(rank: int, plan: dict[str, Any]) -> dict[str, Any]:
                 steps.append({"ids": [], "drawn": []})
                 if len(steps) - 1 in plan.get("breaks", ()) or len(steps) > plan.get("stop", 10**6):
                     break
-    told = {"steps": steps[:-1], "state": stride.state_dict(), "summary": str(stride.summary())}
+    reported = {"steps": steps[:-1], "state": stride.state_dict(), "summary": str(stride.summary())}
     stride.close()
-    return told
+    return reported
 
 
 def evaluated(rank: int) -> list[int]:

@@ -66,9 +66,9 @@ def test_a_loss_that_is_maybe_no_mean_is_a_warning_of_one_rank(ranks: RankPool, 
     answers = ranks.run(first_step, 3, name, SPLIT)
 
     assert [answer for answer, _ in answers] == [("", "")] * 3
-    told, *silent = [log for _, log in answers]
-    assert len(told) == 1
-    assert WARNED[name] in told[0]
+    reported, *silent = [log for _, log in answers]
+    assert len(reported) == 1
+    assert WARNED[name] in reported[0]
     assert silent == [[], []]
 
 
@@ -101,10 +101,10 @@ def test_a_divisor_that_follows_the_batch_is_not_reported(ranks: RankPool) -> No
 def test_a_scaled_loss_that_is_divided_again_is_a_warning_of_rank_0(
     ranks: RankPool, name: str, micro: int | None, what: str
 ) -> None:
-    told, silent = ranks.run(divided, 2, name, micro)
+    reported, silent = ranks.run(divided, 2, name, micro)
 
-    assert len(told) == 1
-    check_message(told[0], what)
+    assert len(reported) == 1
+    check_message(reported[0], what)
     assert silent == []
 
 

@@ -12,14 +12,14 @@ from evenstride.testing import RankPool
 from evenstride.trace.read import read_records
 from tests.messages import check_message
 from tests.multiproc.refusals import settings
-from tests.multiproc.telling import burdened, in_own_steps, told
+from tests.multiproc.telling import burdened, in_own_steps, reported
 
 
 def test_rank_0_reports_on_all_ranks(ranks: RankPool, tmp_path: Path) -> None:
     pytest.importorskip("prometheus_client", reason="needs the extra prometheus")
     path = tmp_path / "metrics.csv"
 
-    leading, other = ranks.run(told, 2, [f"csv:{path}", "prometheus:0"])
+    leading, other = ranks.run(reported, 2, [f"csv:{path}", "prometheus:0"])
 
     assert (len(leading["sinks"]), other["sinks"]) == (2, [])
     with path.open(newline="") as file:

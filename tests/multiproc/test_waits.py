@@ -93,6 +93,6 @@ def trained(rank: int, watched: bool) -> list[str]:
 def test_an_unwatched_model_causes_one_warning(ranks: RankPool, watched: bool) -> None:
     said = ranks.run(trained, 2, watched)
 
-    assert [len(told) for told in said] == ([0, 0] if watched else [1, 0])
+    assert [len(reported) for reported in said] == ([0, 0] if watched else [1, 0])
     if not watched:
         check_message(said[0][0], "stride.watch")

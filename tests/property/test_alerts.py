@@ -160,10 +160,10 @@ looks = st.lists(
 
 
 @given(looks)
-def test_episodes_are_those_of_a_plain_count(told: list[tuple[str, int, float]]) -> None:
+def test_episodes_are_those_of_a_plain_count(reported: list[tuple[str, int, float]]) -> None:
     episodes, step = DebouncedStates.none(1), 0
     is_open, steps, lasted_s = False, 0, 0.0
-    for state, count, step_s in told:
+    for state, count, step_s in reported:
         span = Span(np.array([float(count)]), np.array([count * step_s]), np.array([step]))
         bad, good = np.array([state == "bad"]), np.array([state == "good"])
 

@@ -90,11 +90,11 @@ def test_serving_workers_are_ready_and_leave_only_if_all_do(happenings: list[Hap
 def test_a_notice_that_is_withdrawn_leaves_things_as_they_were() -> None:
     joining, _ = FORMED.after(Happening("c/3", MembershipEvent.JOIN))
     for worker in ("a/1", "c/3"):
-        noticed, told = joining.after(Happening(worker, MembershipEvent.NOTICE, 120.0, "spot"))
+        noticed, reported = joining.after(Happening(worker, MembershipEvent.NOTICE, 120.0, "spot"))
         again, _ = noticed.after(Happening(worker, MembershipEvent.WITHDRAWN))
         assert noticed != joining
         assert again == joining
-        check_message(told.reason, worker, "120 s")
+        check_message(reported.reason, worker, "120 s")
 
 
 def test_a_refusal_says_what_is_possible() -> None:

@@ -12,7 +12,7 @@ UNITS_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "h": 3600.0, "days": 86400.0}
 
 
 @pytest.mark.parametrize(
-    ("seconds", "told"),
+    ("seconds", "reported"),
     [
         (0.0, "0 ms"),
         (5e-324, "0 ms"),
@@ -35,8 +35,10 @@ UNITS_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "h": 3600.0, "days": 86400.0}
         (float("inf"), "inf days"),
     ],
 )
-def test_a_time_has_three_figures_and_the_unit_that_suits_them(seconds: float, told: str) -> None:
-    assert time_text(seconds) == told
+def test_a_time_has_three_figures_and_the_unit_that_suits_them(
+    seconds: float, reported: str
+) -> None:
+    assert time_text(seconds) == reported
 
 
 @given(st.floats(1e-6, 8e7))

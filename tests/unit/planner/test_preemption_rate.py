@@ -89,11 +89,11 @@ def test_an_invalid_band_is_refused(band: tuple[float, float]) -> None:
 
 
 def test_an_offer_without_a_band_may_be_anything() -> None:
-    told = from_offer(Offer(instance_type="x", usd_per_h=1.0, interruption=(0.0, 0.05)))
+    reported = from_offer(Offer(instance_type="x", usd_per_h=1.0, interruption=(0.0, 0.05)))
     silent = from_offer(Offer(instance_type="g2-standard-4", usd_per_h=1.0))
 
-    assert told == from_band(0.0, 0.05)
-    assert silent.losses_per_h.low < told.losses_per_h.high
+    assert reported == from_band(0.0, 0.05)
+    assert silent.losses_per_h.low < reported.losses_per_h.high
     assert silent.losses_per_h.high > from_band(0.15, 0.2).losses_per_h.high
     check_message(silent.reason)
 

@@ -91,7 +91,7 @@ def test_lives_may_be_given_in_seconds_since_1970(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "reported"),
     [
         ("at_s,up\n0,1\n600,x\n1200,1.5\n1800", ("line 3", "'x'", "line 4")),
         ("at_s,up\n0,1\n600,1\n# why\n900,0\n1500,1", ("line 5", "300 s", "600 s")),
@@ -114,9 +114,9 @@ def test_lives_may_be_given_in_seconds_since_1970(tmp_path: Path) -> None:
     ],
 )
 def test_an_invalid_line_is_refused_with_its_number(
-    tmp_path: Path, text: str, told: tuple[str, ...]
+    tmp_path: Path, text: str, reported: tuple[str, ...]
 ) -> None:
-    with raises_message(ConfigError, *told):
+    with raises_message(ConfigError, *reported):
         recorded_transience(written(tmp_path, text))
 
 
@@ -173,7 +173,7 @@ def test_recordings_are_of_the_types_they_are_given_for(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("recordings", "spot", "told"),
+    ("recordings", "spot", "reported"),
     [
         (["{}"], False, ("--preemptions", "--spot")),
         (["{}:a", "{}:a"], True, ()),
@@ -183,14 +183,14 @@ def test_recordings_are_of_the_types_they_are_given_for(tmp_path: Path) -> None:
     ],
 )
 def test_recordings_of_types_outside_the_plan_are_refused(
-    tmp_path: Path, recordings: list[str], spot: bool, told: tuple[str, ...]
+    tmp_path: Path, recordings: list[str], spot: bool, reported: tuple[str, ...]
 ) -> None:
     path = written(tmp_path, looks(UP))
     some = [kind("b", losses_per_h=0.1), kind("a", losses_per_h=0.1)]
     if recordings == ["{}:"]:
         path.unlink()
 
-    with raises_message(ConfigError, *told):
+    with raises_message(ConfigError, *reported):
         with_preemptions(some, [one.format(path) for one in recordings], spot=spot)
 
 

@@ -44,8 +44,8 @@ def test_a_line_that_is_not_whole_waits_for_its_rest(tmp_path: Path, cut: int) -
     tail = written(tmp_path, HEADER, NOTE[:cut], end="")
 
     assert everything(tail) == ["header"]
-    (told,) = tail.unread
-    check_message(told, "line 2", cut)
+    (reported,) = tail.unread
+    check_message(reported, "line 2", cut)
     with tail.path.open("a") as file:
         file.write(NOTE[cut:] + "\n")
     assert everything(tail) == ["metric"]
@@ -53,7 +53,7 @@ def test_a_line_that_is_not_whole_waits_for_its_rest(tmp_path: Path, cut: int) -
 
 
 @pytest.mark.parametrize(
-    ("lines", "kinds", "told"),
+    ("lines", "kinds", "reported"),
     [
         ([], [], ()),
         ([NOTE, NOTE], [], ()),
@@ -79,12 +79,12 @@ def test_a_line_that_is_not_whole_waits_for_its_rest(tmp_path: Path, cut: int) -
     ],
 )
 def test_unreadable_lines_are_skipped_and_reported(
-    tmp_path: Path, lines: list[str], kinds: list[str], told: tuple[str, ...]
+    tmp_path: Path, lines: list[str], kinds: list[str], reported: tuple[str, ...]
 ) -> None:
     tail = written(tmp_path, *lines, end="\n" if lines else "")
 
     assert everything(tail) == kinds
-    check_message(" | ".join(tail.unread), *told)
+    check_message(" | ".join(tail.unread), *reported)
 
 
 def test_empty_lines_are_nothing_to_tell_of(tmp_path: Path) -> None:

@@ -110,7 +110,7 @@ def _driven(fraction: float | None, limit_bytes: int) -> tuple[list[tuple[int, .
         Control(policy_from_spec("adaptive"), memory_fraction=fraction),
         FleetFormed(0, 0, 200, workers),
     )
-    splits, told = [control.shares], ""
+    splits, reported = [control.shares], ""
     for exchange in range(1, 9):
         step, (slow, fast) = 4 * exchange, control.shares
         seen = (_seen(0, slow, step, 0.01 * slow), _seen(1, fast, step, 0.001 * fast))
@@ -118,18 +118,18 @@ def _driven(fraction: float | None, limit_bytes: int) -> tuple[list[tuple[int, .
         event = Exchanged(step + 4, step + 5, Measurements.of(seen), held)
         control, instructions = advance(control, event)
         splits.append(control.shares)
-        told = next((i.reason for i in instructions if isinstance(i, SetShares)), told)
-    return splits, told
+        reported = next((i.reason for i in instructions if isinstance(i, SetShares)), reported)
+    return splits, reported
 
 
 def test_a_fast_worker_gets_no_more_than_it_can_hold() -> None:
     free, _ = _driven(None, 16_000)
-    bounded, told = _driven(0.9, 16_000)
+    bounded, reported = _driven(0.9, 16_000)
 
     assert free[-1][1] > 170
     assert bounded[-1] == (66, 134), "0.9 * 16,000 bytes hold 134 samples"
     assert max(fast for _, fast in bounded) == 134
-    assert "memory: fast may hold 134" in told
+    assert "memory: fast may hold 134" in reported
 
 
 def test_ample_memory_does_not_hold_a_share_up() -> None:
@@ -241,6 +241,6 @@ def test_what_a_share_may_grow_to_is_no_limit_of_memory() -> None:
 
     assert memory.caps == (46, 47)
     assert (memory.ends(0), memory.ends(1)) == (None, 47)
-    told = memory.reason(Memory(), (Worker("a"), Worker("b")), 64)
-    assert "a may grow to 46" in told
-    assert "b may hold 47" in told
+    reported = memory.reason(Memory(), (Worker("a"), Worker("b")), 64)
+    assert "a may grow to 46" in reported
+    assert "b may hold 47" in reported

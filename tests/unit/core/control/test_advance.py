@@ -185,9 +185,9 @@ def test_the_ledger_records_a_step_when_all_workers_have_reported() -> None:
 @pytest.mark.parametrize("time_s", [float("nan"), float("inf"), -1.0, 0.0])
 def test_impossible_times_are_refused_counted_and_shown(time_s: float) -> None:
     control, _ = advance(Control(policy_from_spec("adaptive")), FleetFormed(0, 0, 100, TWO))
-    told = Measurements.of((_seen(0, 50, 0.1), _seen(1, 50, time_s)))
+    reported = Measurements.of((_seen(0, 50, 0.1), _seen(1, 50, time_s)))
 
-    control, (verdict, *_) = advance(control, Exchanged(3, 4, told))
+    control, (verdict, *_) = advance(control, Exchanged(3, 4, reported))
 
     assert control.refused == (0, 1)
     assert "ignored 1 invalid report" in verdict.reason  # type: ignore[union-attr]
@@ -206,9 +206,9 @@ def test_shares_and_workers_that_cannot_be_are_refused(
     worker: int, share: int, counted: tuple[int, int]
 ) -> None:
     control, _ = advance(Control(policy_from_spec("adaptive")), FleetFormed(0, 0, 100, TWO))
-    told = Measurements.of((_seen(0, 50, 0.1), _seen(worker, share, 0.1)))
+    reported = Measurements.of((_seen(0, 50, 0.1), _seen(worker, share, 0.1)))
 
-    control, (verdict, *_) = advance(control, Exchanged(3, 4, told))
+    control, (verdict, *_) = advance(control, Exchanged(3, 4, reported))
 
     assert control.refused == counted
     assert "ignored 1 invalid report" in verdict.reason  # type: ignore[union-attr]
@@ -218,8 +218,8 @@ def test_shares_and_workers_that_cannot_be_are_refused(
 
 def test_a_changed_fleet_keeps_the_estimates_of_the_workers_that_stay() -> None:
     control, _ = advance(Control(policy_from_spec("adaptive")), FleetFormed(0, 0, 100, TWO))
-    told = Measurements.of((_seen(0, 50, 0.05), _seen(1, 50, 0.2)))
-    control, _ = advance(control, Exchanged(3, 4, told))
+    reported = Measurements.of((_seen(0, 50, 0.05), _seen(1, 50, 0.2)))
+    control, _ = advance(control, Exchanged(3, 4, reported))
 
     newcomer = Worker("newcomer")
     control, (opening, *_) = advance(control, FleetFormed(1, 4, 90, (*TWO, newcomer)))

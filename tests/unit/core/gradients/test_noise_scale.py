@@ -42,10 +42,10 @@ def _drawn(split: tuple[int, ...], spectrum: FloatArray) -> tuple[FloatArray, Fl
 def _estimates(
     split: tuple[int, ...], norms: FloatArray, mean: FloatArray
 ) -> tuple[FloatArray, FloatArray]:
-    told = [
+    reported = [
         GradientNorms.of(split, row.tolist(), float(t)) for row, t in zip(norms, mean, strict=True)
     ]
-    return np.array([one.noise for one in told]), np.array([one.signal for one in told])
+    return np.array([one.noise for one in reported]), np.array([one.signal for one in reported])
 
 
 @pytest.mark.parametrize("name", SPECTRA)

@@ -51,6 +51,6 @@ def test_a_final_notice_and_one_without_a_time_are_not_waited_for() -> None:
 
 
 def test_a_run_without_checkpoints_releases_no_worker() -> None:
-    told = leave(1.0, None, AHEAD_S, final=True, again=False)
+    reported = leave(1.0, None, AHEAD_S, final=True, again=False)
 
-    assert (told.save, told.go) == (False, False)
+    assert (reported.save, reported.go) == (False, False)

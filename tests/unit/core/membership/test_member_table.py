@@ -54,7 +54,7 @@ def test_a_notice_may_be_given_another_time(before: MemberState) -> None:
 
 
 @pytest.mark.parametrize(
-    ("happening", "told"),
+    ("happening", "reported"),
     [
         (Happening("a/0", MembershipEvent.NOTICE, -3.0), ("0 s",)),
         (Happening("a/0", MembershipEvent.NOTICE, 0.0), ("0 s",)),
@@ -63,11 +63,11 @@ def test_a_notice_may_be_given_another_time(before: MemberState) -> None:
     ],
 )
 def test_the_time_of_a_notice_is_shown_and_never_below_zero(
-    happening: Happening, told: tuple[str, ...]
+    happening: Happening, reported: tuple[str, ...]
 ) -> None:
     _, transition = TWO.after(happening)
 
-    check_message(transition.reason, *told)
+    check_message(transition.reason, *reported)
 
 
 @pytest.mark.parametrize(

@@ -134,7 +134,7 @@ class Desk:
         times_s: Sequence[float],
         *,
         steps: int = 1,
-        told: Shares | None = None,
+        reported: Shares | None = None,
         step: int = 1,
         loads: tuple[float, float] = (nan, nan),
         modelled: bool = True,
@@ -147,7 +147,7 @@ class Desk:
                 memory_load=loads[1],
                 modelled=modelled,
             )
-            for k, share in enumerate(shares if told is None else told)
+            for k, share in enumerate(shares if reported is None else reported)
         ]
         return self.decide(shares, seen, step)
 

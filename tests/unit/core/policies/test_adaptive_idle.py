@@ -200,8 +200,8 @@ def test_a_bound_that_shrinks_brings_a_worker_back() -> None:
     fleet, state = plant.control.fleet, plant.control.policy_state
     assert fleet is not None and plant.control.estimate is not None
     narrow = replace(fleet, workers=tuple(replace(w, max_share=83) for w in fleet.workers))
-    told = Measurements.of(())
-    situation = Situation(narrow, plant.control.shares, 999, told, plant.control.estimate)
+    reported = Measurements.of(())
+    situation = Situation(narrow, plant.control.shares, 999, reported, plant.control.estimate)
 
     state, decision = Adaptive(allow_idle=1).decide(state, situation)
 

@@ -95,7 +95,7 @@ def test_steps_at_the_earlier_shares_do_not_count(lag: int) -> None:
 def test_a_worker_without_a_measured_step_is_waited_for() -> None:
     desk = Desk(Dbs(epoch_steps=1), Fleet(workers(2), 12))
 
-    decision = desk.ask((6, 6), (0.1, 0.1), told=(6, 5))
+    decision = desk.ask((6, 6), (0.1, 0.1), reported=(6, 5))
 
     assert isinstance(decision, Keep)
     check_message(decision.reason)

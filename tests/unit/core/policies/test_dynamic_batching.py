@@ -87,8 +87,8 @@ def test_steps_reported_together_weigh_as_if_reported_one_by_one() -> None:
 
     one = together.decide((60, 60), (Observation(0, 60, 0, times_s, (0.0,) * 3), *other), 3)
     for step, time_s in enumerate(times_s):
-        told = [Observation(0, 60, step, (time_s,), (0.0,))]
-        two = apart.decide((60, 60), [*told, *(other if step == 2 else ())], step + 1)
+        reported = [Observation(0, 60, step, (time_s,), (0.0,))]
+        two = apart.decide((60, 60), [*reported, *(other if step == 2 else ())], step + 1)
 
     assert isinstance(one, Move)
     assert one == two
@@ -97,7 +97,7 @@ def test_steps_reported_together_weigh_as_if_reported_one_by_one() -> None:
 def test_times_at_an_earlier_share_do_not_count() -> None:
     desk = Desk(DynamicBatching(), Fleet(workers(2), 120))
 
-    decision = desk.ask((60, 60), (0.1, 0.9), told=(7, 60), steps=50)
+    decision = desk.ask((60, 60), (0.1, 0.9), reported=(7, 60), steps=50)
 
     assert isinstance(decision, Keep)
     assert decision.reason.startswith("0 of 1 steps")

@@ -67,9 +67,12 @@ def test_speed_alone_gives_a_gpu_of_much_fixed_time_too_much_at_first() -> None:
 def test_steps_reported_together_are_processed_one_by_one_in_order() -> None:
     together, apart = (Desk(LbBspCpu("ema"), Fleet(workers(2), 120)) for _ in range(2))
     other = Observation(1, 60, 0, (0.06,), (0.0,))
-    told = [Observation(0, 60, 4, (0.1,), (0.0,)), Observation(0, 60, 2, (0.2, 0.3), (0.0,) * 2)]
+    reported = [
+        Observation(0, 60, 4, (0.1,), (0.0,)),
+        Observation(0, 60, 2, (0.2, 0.3), (0.0,) * 2),
+    ]
 
-    one = together.decide((60, 60), [*told, other], 5)
+    one = together.decide((60, 60), [*reported, other], 5)
     for step, time_s in ((2, 0.2), (3, 0.3), (4, 0.1)):
         also = [other] if step == 4 else []
         two = apart.decide((60, 60), [Observation(0, 60, step, (time_s,), (0.0,)), *also], 5)
@@ -81,7 +84,7 @@ def test_steps_reported_together_are_processed_one_by_one_in_order() -> None:
 def test_steps_at_an_earlier_share_tell_the_speed_at_theirs() -> None:
     desk = Desk(LbBspCpu("last"), Fleet(workers(2), 120))
 
-    decision = desk.ask((60, 60), (0.01, 0.06), told=(10, 60))
+    decision = desk.ask((60, 60), (0.01, 0.06), reported=(10, 60))
 
     assert isinstance(decision, Keep)
     check_message(decision.reason)

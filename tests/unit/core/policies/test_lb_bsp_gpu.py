@@ -114,7 +114,7 @@ def test_a_split_outside_the_bounds_is_brought_inside_first() -> None:
 def test_times_at_an_earlier_share_do_not_count(version: int) -> None:
     desk = Desk(LbBspGpu(version=version), Fleet(workers(2), 60))
 
-    decision = desk.ask((30, 30), (0.1, 0.9), told=(7, 30), steps=50)
+    decision = desk.ask((30, 30), (0.1, 0.9), reported=(7, 30), steps=50)
 
     assert isinstance(decision, Keep)
     assert "0 of 5 steps" in decision.reason

@@ -92,7 +92,7 @@ def test_static_without_known_resources_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("spec", "facts", "told"),
+    ("spec", "facts", "reported"),
     [
         (
             "static",
@@ -105,14 +105,14 @@ def test_static_without_known_resources_is_refused() -> None:
     ],
 )
 def test_static_without_a_resource_names_the_worker_and_the_alternatives(
-    spec: str, facts: dict[str, float], told: tuple[str, ...]
+    spec: str, facts: dict[str, float], reported: tuple[str, ...]
 ) -> None:
     workers = (Worker("a", cores=4, flops_per_s=1e9), Worker("b", **facts))  # type: ignore[arg-type]
 
     with pytest.raises(ConfigError) as refusal:
         policy_from_spec(spec).init(Fleet(workers, 10))
 
-    check_message(str(refusal.value), *told)
+    check_message(str(refusal.value), *reported)
 
 
 def test_given_shares_are_taken_as_they_are() -> None:

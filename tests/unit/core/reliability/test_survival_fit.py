@@ -137,7 +137,7 @@ def test_a_surviving_machine_is_of_the_long_lived_kind() -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "told"),
+    ("make", "reported"),
     [
         (lambda: Exponential(0.0), ("0.0 s",)),
         (lambda: Exponential(inf), ()),
@@ -155,9 +155,9 @@ def test_a_surviving_machine_is_of_the_long_lived_kind() -> None:
         (lambda: Lives(np.ones(1), np.ones(1, bool), 3.0), ()),
     ],
 )
-def test_invalid_input_is_refused(make: object, told: tuple[str, ...]) -> None:
+def test_invalid_input_is_refused(make: object, reported: tuple[str, ...]) -> None:
     assert callable(make)
-    with raises_message(ConfigError, *told):
+    with raises_message(ConfigError, *reported):
         make()
 
 

@@ -110,12 +110,12 @@ def test_a_setting_given_twice_is_refused() -> None:
 
 
 def test_local_sgd_without_its_interval_is_refused_with_the_remedy() -> None:
-    told = (
+    reported = (
         "sync local-sgd: every is not set, but must be an integer, at least 1; write "
         "local-sgd(every=8), or bsp to synchronise the workers in every step"
     )
-    assert refusal("local-sgd") == told
-    assert refusal("local-sgd(after=3)") == told
+    assert refusal("local-sgd") == reported
+    assert refusal("local-sgd(after=3)") == reported
 
 
 @pytest.mark.parametrize(

@@ -272,9 +272,9 @@ def test_one_observation_that_is_an_alarm_in_itself_leads_to_its_own_time(
     def seen(time_s: float) -> Observation:
         return _seen(0, 50, *(time_s * np.exp(0.004 * rng.standard_normal(5))).tolist())
 
-    told = [seen(before_s) for _ in range(40)] + [seen(then_s) for _ in range(40)]
+    reported = [seen(before_s) for _ in range(40)] + [seen(then_s) for _ in range(40)]
 
-    assert _at(_learned(*told, seen(at_last_s)), 50) == pytest.approx([at_last_s], rel=0.03)
+    assert _at(_learned(*reported, seen(at_last_s)), 50) == pytest.approx([at_last_s], rel=0.03)
 
 
 def test_a_spike_after_a_first_drifting_time_leaves_what_was_believed_before_it() -> None:

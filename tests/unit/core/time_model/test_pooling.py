@@ -19,10 +19,10 @@ def _estimate(time_s: FloatArray, steps: int, noise: float | FloatArray, seed: i
     estimate = Estimate.unknown(workers)
     for step in range(steps):
         busy_s = time_s * np.exp(noise * rng.standard_normal(workers))
-        told = np.full(workers, step), np.ones(workers, dtype=np.int64)
+        reported = np.full(workers, step), np.ones(workers, dtype=np.int64)
         share = np.full(workers, 64)
         estimate = learn_times(
-            estimate, Measurements(np.arange(workers), share, *told, busy_s, np.zeros(workers))
+            estimate, Measurements(np.arange(workers), share, *reported, busy_s, np.zeros(workers))
         )
     return estimate
 
@@ -91,8 +91,8 @@ def test_a_worker_whose_speed_has_just_changed_is_left_alone() -> None:
     for step in range(60):
         time_s = (fixed_s + shares * per_sample_s) * np.exp(0.03 * rng.standard_normal(3))
         time_s[0] *= 2.5 if step >= 57 else 1.0
-        told = np.full(3, step), np.ones(3, dtype=np.int64), time_s, np.zeros(3)
-        estimate = learn_times(estimate, Measurements(np.arange(3), shares, *told))
+        reported = np.full(3, step), np.ones(3, dtype=np.int64), time_s, np.zeros(3)
+        estimate = learn_times(estimate, Measurements(np.arange(3), shares, *reported))
 
     # The split that follows is already decided, long before anybody has worked under it.
     decided = np.array([50, 75, 75])

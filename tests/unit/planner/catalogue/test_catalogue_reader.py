@@ -43,7 +43,7 @@ def read(*lines: str) -> Catalogue:
     return parse_catalogue("\n".join(lines), "prices.csv")
 
 
-def told(*lines: str) -> list[str]:
+def reported(*lines: str) -> list[str]:
     return [str(refusal) for refusal in read(*lines).refusals]
 
 
@@ -148,7 +148,7 @@ def test_a_bad_price_is_refused_with_its_line_and_the_rest_is_used(cell: str) ->
     lines = ("InstanceType,Price", "good,1", f"bad,{cell}", "fine,2")
 
     assert [offer.instance_type for offer in read(*lines).offers] == ["good", "fine"]
-    (refusal,) = told(*lines)
+    (refusal,) = reported(*lines)
     assert refusal.startswith("line 3 (bad): ")
     assert BAD_CELLS[cell] in refusal
 
@@ -173,7 +173,7 @@ def test_a_bad_row_is_refused_with_its_line_and_the_rest_is_used(row: str) -> No
     lines = ("type,price,memory,interruption,date", "good,1,,,", row, "fine,2,,,")
 
     assert [offer.instance_type for offer in read(*lines).offers] == ["good", "fine"]
-    (refusal,) = told(*lines)
+    (refusal,) = reported(*lines)
     assert refusal.startswith("line 3")
     assert BAD_ROWS[row] in refusal
 
@@ -189,7 +189,7 @@ def test_of_duplicates_the_first_is_used_and_named() -> None:
     )
 
     assert [offer.usd_per_h for offer in read(*lines).offers] == [0.096, 0.097, 0.098]
-    check_message(told(*lines), "line 3", "line 6", "aws/us-east-1", "line 2")
+    check_message(reported(*lines), "line 3", "line 6", "aws/us-east-1", "line 2")
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"], ids=repr)
@@ -285,13 +285,13 @@ def test_the_shipped_catalogue_is_small_dated_and_whole() -> None:
 
 def test_the_shipped_catalogue_names_its_source_and_licence() -> None:
     folder = Path(__file__).parents[4] / "src" / "evenstride" / "planner" / "data"
-    told_of = (folder / "README.md").read_text()
+    readme = (folder / "README.md").read_text()
 
-    assert "Copyright (c) 2018 Robert Hafner" in told_of
-    assert "Apache-2.0" in told_of
+    assert "Copyright (c) 2018 Robert Hafner" in readme
+    assert "Apache-2.0" in readme
     for offer in shipped_catalogue().offers:
         assert offer.priced_on is not None
-        assert offer.priced_on.isoformat() in told_of
+        assert offer.priced_on.isoformat() in readme
 
 
 def test_a_row_of_more_accelerators_than_any_machine_has_is_refused() -> None:

@@ -168,7 +168,7 @@ def test_gpuhunt_is_asked_for_some_clouds_by_name(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize(
-    ("error", "told"),
+    ("error", "reported"),
     [
         (
             ValueError("Unknown provider: awz"),
@@ -180,14 +180,14 @@ def test_gpuhunt_is_asked_for_some_clouds_by_name(monkeypatch: pytest.MonkeyPatc
     ids=["unknown", "unreachable", "its own"],
 )
 def test_a_failed_query_is_reported(
-    monkeypatch: pytest.MonkeyPatch, error: Exception, told: tuple[str, ...]
+    monkeypatch: pytest.MonkeyPatch, error: Exception, reported: tuple[str, ...]
 ) -> None:
     def query(provider: list[str]) -> list[Item]:
         raise error
 
     _installed(monkeypatch, query)
 
-    with raises_message(ConfigError, *told):
+    with raises_message(ConfigError, *reported):
         live_catalogue(TODAY, ["awz"])
 
 

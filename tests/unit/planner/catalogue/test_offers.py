@@ -160,7 +160,7 @@ def test_offers_are_selected_by_name(asked: dict[str, list[str]], found: tuple[O
 
 
 @pytest.mark.parametrize(
-    ("asked", "told"),
+    ("asked", "reported"),
     [
         (
             {"regions": ["us-esat-1"]},
@@ -173,9 +173,9 @@ def test_offers_are_selected_by_name(asked: dict[str, list[str]], found: tuple[O
     ids=str,
 )
 def test_an_unknown_name_is_refused_with_the_nearest(
-    asked: dict[str, list[str]], told: tuple[str, ...]
+    asked: dict[str, list[str]], reported: tuple[str, ...]
 ) -> None:
-    with raises_message(ConfigError, *told):
+    with raises_message(ConfigError, *reported):
         CATALOGUE.select(**asked)
 
 

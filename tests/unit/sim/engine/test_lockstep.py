@@ -199,11 +199,11 @@ def test_an_exchange_tells_all_steps_since_the_one_before() -> None:
 
     track = Simulation(made, policy).run()
 
-    told = [seen for situation in policy.situations for seen in situation.observations]
+    reported = [seen for situation in policy.situations for seen in situation.observations]
     for worker in (0, 1):
         steps = [
             (seen.first_step + offset, seen.share)
-            for seen in told
+            for seen in reported
             if seen.worker == worker
             for offset in range(seen.steps)
         ]

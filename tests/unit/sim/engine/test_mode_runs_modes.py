@@ -300,8 +300,8 @@ class TestFree:
 
         AsyncRun(made(events=[join], communication=links), policy, Asynchronous()).run()
 
-        told = policy.situations
-        slow = next(seen for each in told for seen in each.observations if seen.worker == 1)
+        reported = policy.situations
+        slow = next(seen for each in reported for seen in each.observations if seen.worker == 1)
         # It came at 2.1 s, had the weights three messages later and a piece two more; a push and
         # its answer are its own time.
         assert slow.wait_s[0] == pytest.approx(0.5)
@@ -369,8 +369,8 @@ class TestAsked:
             ran("asp", "static:10,9")
 
     def test_an_outcome_converts_to_plain_values(self) -> None:
-        told = ran("asp").to_dict()
+        reported = ran("asp").to_dict()
 
-        assert told["updates"] == sum(worker["updates"] for worker in told["workers"])
-        assert told["staleness"]["count"] == told["updates"]
-        assert [worker["name"] for worker in told["workers"]] == ["fast/0", "slow/0"]
+        assert reported["updates"] == sum(worker["updates"] for worker in reported["workers"])
+        assert reported["staleness"]["count"] == reported["updates"]
+        assert [worker["name"] for worker in reported["workers"]] == ["fast/0", "slow/0"]

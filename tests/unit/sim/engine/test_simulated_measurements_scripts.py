@@ -78,10 +78,10 @@ def test_no_worker_is_predicted_by_a_network_that_was_fitted_on_it(
     monkeypatch.setattr(predictors, "taught_on", lambda others: others)
     monkeypatch.setattr(predictors, "predictions", seen)
 
-    told = predictors.held_out(series)
+    reported = predictors.held_out(series)
 
     assert pairs == [({0.0}, {1.0, 2.0}), ({1.0}, {0.0, 2.0}), ({2.0}, {0.0, 1.0})]
-    assert (told == series[:, :, 0]).all()
+    assert (reported == series[:, :, 0]).all()
 
 
 @pytest.mark.parametrize(
@@ -115,9 +115,9 @@ def test_a_policy_behind_in_an_unseen_scenario_is_marked() -> None:
     worse = replace(ours, efficiency_mean=0.98 * other.efficiency_mean)
     best = replace(other, policy="static", efficiency_mean=1.5 * other.efficiency_mean)
 
-    told, ahead = unseen.line(number, (better, other))
-    assert "+2.00% of uniform" in told
-    assert not told.endswith("behind")
+    reported, ahead = unseen.line(number, (better, other))
+    assert "+2.00% of uniform" in reported
+    assert not reported.endswith("behind")
     assert ahead == pytest.approx(0.02)
     assert unseen.line(number, (worse, other))[0].endswith("behind")
     assert "of static" in unseen.line(number, (better, other, best))[0]

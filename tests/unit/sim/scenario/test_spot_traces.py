@@ -358,7 +358,7 @@ def test_more_machines_than_samples_leave_some_out() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "reported"),
     [
         ({"size": 3}, ()),
         ({"size": 0}, ()),
@@ -368,6 +368,8 @@ def test_more_machines_than_samples_leave_some_out() -> None:
         ({"per_sample_s": (0.1, 0.0)}, ()),
     ],
 )
-def test_a_job_that_does_not_fit_is_refused(change: dict[str, Any], told: tuple[str, ...]) -> None:
-    with raises_message(ScenarioError, *told):
+def test_a_job_that_does_not_fit_is_refused(
+    change: dict[str, Any], reported: tuple[str, ...]
+) -> None:
+    with raises_message(ScenarioError, *reported):
         outcome(SCRATCH, job=replace(JOB, **change))

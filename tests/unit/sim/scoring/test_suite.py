@@ -241,8 +241,8 @@ def test_scenarios_that_lack_their_recording_are_left_out_or_refused(tmp_path: P
     assert [scenario.name for scenario, _ in suite.cases] == ["calm", "calm"]
     (left_out,) = suite.left_out
     assert (left_out.policy, left_out.scenario) == (EVERY, "load")
-    told = left_out.reason.partition(";")[0]
-    check_message(told, "a.yaml", "events[0].kind", "EVENSTRIDE_DATA", "cpu.npz")
+    reported = left_out.reason.partition(";")[0]
+    check_message(reported, "a.yaml", "events[0].kind", "EVENSTRIDE_DATA", "cpu.npz")
     with pytest.raises(ScenarioError) as caught:
         plan(files, ["uniform"], [0], Overrides(), leave_out=False)
     assert str(caught.value) == left_out.reason
