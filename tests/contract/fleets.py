@@ -77,7 +77,7 @@ def splits(draw: st.DrawFn, fleet: Fleet) -> Shares:
 @st.composite
 def observations(draw: st.DrawFn, shares: Shares) -> tuple[Observation, ...]:
     """Return what the workers may report: the split in force, an older one, tails and ghosts."""
-    thorough = draw(st.booleans())  # everyone tells at length about the split in force
+    thorough = draw(st.booleans())  # all workers report at length about the split in force
     reported = []
     for worker, share in enumerate(shares):
         for _ in range(1 if thorough else draw(st.sampled_from([1, 0, 2]))):

@@ -1,4 +1,4 @@
-"""Whoever is told to leave, stays after all or comes back: every policy shares out the batch."""
+"""Workers get notices, stay after all or return: every policy splits the whole batch."""
 
 from __future__ import annotations
 

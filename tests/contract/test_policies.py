@@ -1,4 +1,4 @@
-"""The contract that every policy keeps, whatever fleet it meets and whatever it is told."""
+"""The contract that every policy keeps, for any fleet and any reports."""
 
 from __future__ import annotations
 
@@ -235,7 +235,7 @@ def test_equal_workers_end_equal_and_stay_so(spec: str, lag: int) -> None:
 @given(octaves=st.lists(st.integers(0, 4), min_size=2, max_size=4), fixed_ms=st.integers(0, 40))
 def test_a_faster_worker_never_gets_less(spec: str, octaves: list[int], fixed_ms: int) -> None:
     if spec == "static:GIVEN":
-        return  # whoever gives shares may give any
+        return  # given shares may be any
     speeds = [2.0**octave for octave in octaves]
     count = len(speeds)
     per_sample_s = [0.008 / speed for speed in speeds]

@@ -243,7 +243,7 @@ def _socket(path: Path) -> None:
         os.close(here)
 
 
-class Told(logging.Handler):
+class LogTexts(logging.Handler):
     """Keeps warnings of the package, while it is entered."""
 
     def __init__(self) -> None:
@@ -254,7 +254,7 @@ class Told(logging.Handler):
         """Keep a message."""
         self.texts.append(record.getMessage())
 
-    def __enter__(self) -> Told:
+    def __enter__(self) -> LogTexts:
         logging.getLogger("evenstride").addHandler(self)
         return self
 
@@ -269,7 +269,7 @@ class Verdict:
     Args:
         outcome: ``exact``, ``fallen back``, ``refused`` as all are damaged, or ``forged``.
         done: what was done to it.
-        told: the error, or the warnings.
+        reported: the error, or the warnings.
     """
 
     outcome: str
@@ -298,7 +298,7 @@ def judge(origin: Path, known: dict[int, list[list[float]]], folder: Path, seed:
     run = Solo(kept, every=2, keep=keep)
     untouched = weights_of(run), run.stride.state_dict()
     try:
-        with Told() as reported:
+        with LogTexts() as reported:
             try:
                 restored = run.restore()
             except (CheckpointError, ConfigError) as error:

@@ -60,7 +60,7 @@ def weights(model: nn.Module) -> list[float]:
 
 
 def alone(epochs: int) -> list[float]:
-    """Return the weights of one process, in plain PyTorch, that nothing befell."""
+    """Return the weights of one process, in plain PyTorch, without faults."""
     from tests.order import epoch_order
 
     torch.set_num_threads(1)
@@ -108,7 +108,7 @@ def check_the_end(
             adds up over the steps.
 
     Returns:
-        How far the weights are from those of a run that nothing befell: ``||w - w*|| / ||w*||``.
+        How far the weights are from those of a run without faults: ``||w - w*|| / ||w*||``.
     """
     assert generations[-1].ended_by == END
     assert generations[-1].last_step == epochs * PER_EPOCH

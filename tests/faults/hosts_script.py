@@ -31,7 +31,7 @@ def must_end(folder: Path) -> bool:
 
 
 def main(folder: Path) -> None:
-    """Train until told to end."""
+    """Train until a file asks for the end."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     ids = [uuid.uuid4().hex]

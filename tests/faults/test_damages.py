@@ -1,4 +1,4 @@
-"""A restart beside damaged checkpoints is exact, falls back and says so, or refuses."""
+"""A restart with damaged checkpoints is exact, falls back and says so, or refuses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever befalls real workers, the run ends with the weights of one that nothing befell.
+"""After any faults of real workers, the run ends with the weights of one without faults.
 
 Each plan runs on real processes with restarts, and in the simulator: both come to the same list
 of generations.

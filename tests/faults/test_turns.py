@@ -1,4 +1,4 @@
-"""A rank that is lost where all choose the next epoch's batch is named, and nobody waits on."""
+"""A rank that is lost where all choose the next epoch's batch is named, and no rank waits on."""
 
 from __future__ import annotations
 

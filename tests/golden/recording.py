@@ -1,6 +1,6 @@
-"""Runs of the real control on workers that follow a script, kept as traces beside this file.
+"""Runs of the real control on workers that follow a script, kept as traces next to this file.
 
-``python -m tests.golden.recording`` makes them anew. Do so only when decisions are meant to
+``python -m tests.golden.recording`` makes them again. Do so only when decisions are meant to
 change, and read the difference before keeping it.
 """
 
@@ -119,7 +119,7 @@ STORIES = {
 
 @dataclass
 class Run:
-    """A story while it is told."""
+    """A run while it is recorded."""
 
     story: Story
     writer: TraceWriter

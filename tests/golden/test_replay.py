@@ -1,6 +1,6 @@
 """Traces kept from earlier versions are still decided alike, byte for byte.
 
-``python -m tests.golden.recording`` makes them anew when decisions are meant to change.
+``python -m tests.golden.recording`` makes them again when decisions are meant to change.
 """
 
 from __future__ import annotations

@@ -143,7 +143,7 @@ class Messages(logging.Handler):
 
 
 def go(rank: int, run: Run) -> Seen:
-    """Restore what there is, train on, and tell."""
+    """Restore the checkpoint, train on, and report."""
     messages = Messages()
     logging.getLogger("evenstride").addHandler(messages)
     mesh = mesh_of(run.engine)

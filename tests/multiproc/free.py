@@ -109,7 +109,7 @@ def idle(rank: int) -> bool:
     shown = False
     while not shown and time.monotonic() < end_s:
         shown = rpc.rpc_sync("server0", _calls) >= begun + 5
-    stride.mean(1.0, 1)  # so that nobody leaves, which is a call, before all have seen it
+    stride.mean(1.0, 1)  # so that no rank leaves, which is a call, before all have seen it
     stride.close()
     vars(server_calls)["EVERY_S"] = every_s
     return shown

@@ -35,7 +35,7 @@ class Balanced:
         gradients: reduced, of every step.
         shares: of all ranks, at every step.
         workers: name and share of each in the summary; rank 0's only.
-        told: what its log said of shard groups.
+        reported: what its log said of shard groups.
     """
 
     gradients: list[list[float]]
@@ -51,7 +51,7 @@ def mesh_of(*ranks: int) -> DeviceMesh:
 
 def balanced(rank: int, loop: Loop, layout: Layout, slow: tuple[int, ...]) -> Balanced:
     """Train on islands, the ranks in ``slow`` with four times the work in each sample."""
-    reported = _Told()
+    reported = _LogTexts()
     logging.getLogger("evenstride").addHandler(reported)
     group = mesh_of(*layout.mesh)["shard"].get_group()
     stride = evenstride.Stride(global_batch=loop.batch, policy=loop.policy, shard_group=group)
@@ -112,8 +112,8 @@ def _rest_of(data: Any, starts: tuple[int, ...], shard: int, skip: int) -> Itera
     return (data[index] for index in range(starts[shard] + skip, starts[shard + 1]))
 
 
-class _Told(logging.Handler):
-    """Keeps what is said of shard groups."""
+class _LogTexts(logging.Handler):
+    """Keeps the log's lines about shard groups."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)

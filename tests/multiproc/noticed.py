@@ -1,4 +1,4 @@
-"""Ranks of which one is told to leave, and perhaps told to stay after all."""
+"""Ranks of which one gets a notice, which is perhaps withdrawn."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class Rank:
     """One rank of a run.
 
     Args:
-        settings: of the `Stride`, beside batch and bounds.
+        settings: of the `Stride`, other than batch and bounds.
         options: of its loader.
         folder: for checkpoints; none if ``None``.
         samples: of the data set.
@@ -90,7 +90,7 @@ class Rank:
         """Train so many epochs in all, or up to a step.
 
         And further, until the batch has changed: on a machine that others use as well, steps may
-        be told apart late.
+        be distinguished late.
         """
         self.seen.append([])
         while self.stride.epoch < epochs or (

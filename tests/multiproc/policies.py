@@ -54,7 +54,7 @@ class TakeTurns:
 
 
 class Notebook:
-    """A sink of a user's own: counts what it is told."""
+    """A sink of a user's own: counts the snapshots that it gets."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._reported = path, 0

@@ -255,7 +255,7 @@ class Stages:
         return Recorded(self.recipe.rows(samples, seed), self.loaded[seed])
 
     def fresh(self, model: Any = None) -> tuple[Any, Any, dict[str, Any]]:
-        """Return a Trainer, a model, and what to give the one beside the other."""
+        """Return a Trainer, a model, and what to give the one with the other."""
         more = {"datamodule": self.data(self.args)} if self.data else {}
         return self.recipe.module.trainer_for(self.args), model or self.kind(self.args), more
 

@@ -1,7 +1,7 @@
 """A script that is trained while its configuration is searched for: ``searched.py FOLDER MODE``.
 
 Every rank notes which samples it trained in which step. It ends a few epochs after the
-configuration is known, and prints how many epochs it was told. Modes other than ``whole`` leave
+configuration is known, and prints how many epochs it was given. Modes other than ``whole`` leave
 something out that a search needs.
 """
 

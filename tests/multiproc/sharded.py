@@ -153,7 +153,7 @@ def order_of_callbacks(rank: int) -> tuple[list[str], list[float], list[float]]:
 
 
 def uncounted(rank: int, trace: str, asked: dict[str, Any]) -> dict[str, Any]:
-    """Train a model whose waits cannot be told from work, as on CUDA, with unequal ranks.
+    """Train a model whose waits cannot be distinguished from work, as on CUDA, with unequal ranks.
 
     Returns:
         What was raised, or the shares after each step and the summary.

@@ -1,4 +1,4 @@
-"""Whoever ends first, the trace and the summary have the last steps, too."""
+"""Whichever rank ends first, the trace and the summary have the last steps, too."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``evenstride lab --sync`` on a real script: each mode trains, and is told by time."""
+"""``evenstride lab --sync`` on a real script: each mode trains, and is compared by time."""
 
 from __future__ import annotations
 

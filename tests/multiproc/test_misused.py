@@ -1,4 +1,4 @@
-"""What would train wrongly is refused alike on every rank; what may be in vain is told once."""
+"""Wrong training is refused on every rank; calls that may be in vain cause one warning."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ WHOLE = 1e9  # epochs: far more than the script trains, so that it pays to look 
 
 
 @pytest.fixture(autouse=True)
-def _nobody_is_left() -> Iterator[None]:
+def _no_process_is_left() -> Iterator[None]:
     before = set(psutil.Process().children(recursive=True))
     yield
     left = [p for p in psutil.Process().children(recursive=True) if p not in before]
@@ -71,7 +71,7 @@ def noted(folder: Path) -> dict[int, tuple[int, int, int, list[int]]]:
 
 
 def epochs_given(folder: Path, phase: int) -> int:
-    """Return how many epochs the processes of a phase were told."""
+    """Return how many epochs the processes of a phase were given."""
     first, *_ = (folder / f"phase-{phase}" / "rank-0.log").read_text().split("epochs ")[1].split()
     return int(first)
 
@@ -148,7 +148,7 @@ def test_a_search_that_was_ended_goes_on_without_its_probes(tmp_path: Path) -> N
 
 
 def begun(asked: OnlineRequest) -> None:
-    """Leave a search that was ended at 2 workers with 32 samples, told of 777 epochs."""
+    """Leave a search that was ended at 2 workers with 32 samples, given 777 epochs."""
     journal = opened(asked.folder, asked.to_plain())
     point, noise = Point(samples=4, step_s=1e-3, steps=40), Noise(scale=1000, low=999, high=1001)
     # So slow that there is no way back, and of a noise that is known better than by 12 steps.
@@ -282,7 +282,7 @@ def test_the_example_takes_part(tmp_path: Path) -> None:
     found = search(small)
 
     reported = (tmp_path / "phase-1" / "rank-0.log").read_text()
-    assert "epoch 4: loss" in reported  # as many as it is told to train
+    assert "epoch 4: loss" in reported  # as many as it is given to train
     assert "epoch 5: loss" not in reported
     assert "2 worker(s), batch 256" in reported
     assert found.journal.samples == 4 * 2048

@@ -1,4 +1,4 @@
-"""Ranks that make the same calls in another order are told so, all of them."""
+"""Ranks that make the same calls in another order all get an error."""
 
 from __future__ import annotations
 

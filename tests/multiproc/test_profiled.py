@@ -1,4 +1,4 @@
-"""Steps of a run beside what torch.profiler saw of them, in one file, on one clock."""
+"""Steps of a run with what torch.profiler saw of them, in one file, on one clock."""
 
 from __future__ import annotations
 

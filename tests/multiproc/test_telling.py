@@ -1,4 +1,4 @@
-"""Sinks and alerts of several ranks: told by rank 0, refused on all of them alike."""
+"""Sinks and alerts of several ranks: reported by rank 0, refused on all of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where work cannot be told from waiting, nothing is decided, and everything says so."""
+"""If work cannot be distinguished from waiting, nothing is decided, and everything says so."""
 
 from __future__ import annotations
 

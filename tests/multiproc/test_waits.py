@@ -43,10 +43,10 @@ def test_ranks_that_wait_in_a_call_name_it_and_the_missing_ranks(
     for rank, (_, said) in enumerate(answers):
         assert len(said) == (rank != late)
         for text in said:
-            asked, _, whom = text.partition(";")[0].partition(" for rank ")
+            asked, _, missing = text.partition(";")[0].partition(" for rank ")
             assert asked.startswith(f"rank {rank} waits in ")
             assert "loader()" in asked
-            assert str(late) in whom.split(", ")  # and whoever else has not come yet
+            assert str(late) in missing.split(", ")  # and any other that has not come yet
 
 
 def a_late_mean(rank: int) -> tuple[object, list[str]]:

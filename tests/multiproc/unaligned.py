@@ -51,7 +51,7 @@ def evaluated_between_epochs(
 
 
 def saved_by_step(rank: int, folder: str, every: int | str) -> dict[str, Any]:
-    """Return what a rank is told that saves by `Checkpointer.step` alone, and then by `save`."""
+    """Return the warnings of a rank that saves by `Checkpointer.step` alone, and then by `save`."""
     reported = list[str]()
     stride = evenstride.Stride(global_batch=24, sync="asp")
     loader, module = stride.loader(rows(240)), net()

@@ -113,7 +113,9 @@ def test_quanta_keep_the_bounds_or_are_refused(
     total = data.draw(st.integers(int(lower.sum()), int(upper.sum())))
     units, rest = divmod(total, quantum)
     least, whole, there_is_one = -(-lower // quantum), upper // quantum, False
-    for taker in range(len(slope)):  # whoever takes the rest has room for it above a multiple
+    for taker in range(
+        len(slope)
+    ):  # the worker that takes the rest has room for it above a multiple
         most = np.where(np.arange(len(slope)) == taker, (upper - rest) // quantum, whole)
         there_is_one |= bool((least <= most).all() and least.sum() <= units <= most.sum())
 

@@ -99,7 +99,7 @@ class Schedule(RuleBasedStateMachine):
             assert self.clocks.ahead(worker) == made - slowest
 
     @invariant()
-    def nobody_is_further_ahead_than_one_more_than_the_bound(self) -> None:
+    def no_worker_is_further_ahead_than_one_more_than_the_bound(self) -> None:
         if self.bound is not None:
             assert max(self.made.values()) - min(self.made.values()) <= self.bound + 1
             for worker in self.pulled:

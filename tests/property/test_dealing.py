@@ -1,4 +1,4 @@
-"""Property: an epoch of shards has every sample once, whoever comes and goes, read in a row."""
+"""Property: an epoch of shards has every sample once, for any changes of ranks, read in a row."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ def positions(piece: Piece) -> list[int]:
 
 
 class Epoch(RuleBasedStateMachine):
-    """The handout beside sets of positions, which are what it should come to."""
+    """The handout next to sets of positions, which are what it should come to."""
 
     @initialize(end=st.integers(0, 60), workers=st.integers(1, 5))
     def begin(self, end: int, workers: int) -> None:

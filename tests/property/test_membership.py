@@ -41,7 +41,7 @@ def test_each_change_follows_the_table_or_changes_nothing(happenings: list[Happe
         assert after.standing(happening.worker) == (expected or before)
         assert [m for m in after.members if m.worker != happening.worker] == [
             m for m in membership.members if m.worker != happening.worker
-        ], "nobody else is touched, and the order of ranks stays"
+        ], "no other worker is touched, and the order of ranks stays"
         assert happening.worker in transition.reason
         membership = after
 

@@ -104,9 +104,9 @@ def make_plan(
     """Return the plan for a workload."""
     if not kinds:
         raise ConfigError(
-            "no machine is usable: those on offer were not measured, and their hardware is not "
-            "similar to that of a measured one; give the measured machine its name in the "
-            "catalogue (evenstride profile --type), or give a --catalog that contains it"
+            "no machine is usable: those on offer were not measured and are not similar to a "
+            "measured one; give the measured machine its name in the catalogue (evenstride "
+            "profile --type), or give a --catalog that contains it"
         )
     known = _possible(batches, task)
     if not known:
@@ -216,7 +216,7 @@ def _too_little_memory(kinds: Sequence[Kind], batch: int, most_machines: int) ->
     more = f"allow {needed} machines (--max-nodes {needed}), or " if needed <= MOST_MACHINES else ""
     return (
         f"memory is too small: the smallest batch, {batch}, needs {needed} machines of "
-        f"{roomiest.name}, the type with the most memory ({room} samples each), but the limit is "
+        f"{roomiest.name}, the largest type ({room} samples each), but the limit is "
         f"{most_machines} machine{plural}; {more}use a batch of at most {room * most_machines} "
         "(--batches), or types with more memory"
     )

@@ -114,7 +114,7 @@ def test_a_line_for_one_machine_runs_as_it_is(tmp_path: Path) -> None:
 
 
 def test_machines_that_may_be_taken_away_are_launched() -> None:
-    """And what is told is what `evenstride launch` takes."""
+    """And the options are those of `evenstride launch`."""
     reported = start_lines(ALONE, ["t.py"], {"EVENSTRIDE_EPOCHS": "5"})
     store, start = runnable(reported)
 

@@ -95,7 +95,7 @@ def test_every_field_is_in_its_table_with_its_unit_and_its_default(
 
     assert [name.strip("`") for name, *_ in found] == list(model.model_fields)
     for name, unit, default, meaning in found:
-        assert fits(default, model, name.strip("`")), f"{name} is said to be {default}"
+        assert fits(default, model, name.strip("`")), f"{name} has the default {default}"
         assert unit
         assert len(meaning) > 5
         assert unit in units(name.strip("`"))
@@ -111,7 +111,7 @@ def test_every_field_of_an_event_is_in_the_table_of_events() -> None:
     assert {(kind.strip("`"), name.strip("`")) for kind, name, *_ in found} == known
     for kind, name, unit, default, meaning in found:
         fit = fits(default, models[kind.strip("`")], name.strip("`"))
-        assert fit, f"{name} of {kind} is said to be {default}"
+        assert fit, f"{name} of {kind} has the default {default}"
         assert unit
         assert len(meaning) > 5
     text = section(SCENARIOS, "### Events")

@@ -1,4 +1,4 @@
-"""The course of a training, told by a trace with several lives."""
+"""The course of a training, as a trace with several lives has it."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_the_same_within_one_process(tmp_path: Path) -> None:
     course = read_course(tmp_path)
 
     assert course.metrics["loss"] == (Value(0.5, 0.7),)
-    assert course.losses == (Value(0.4, 2.0), Value(0.5, 3.0)), "told late, and undone by then"
+    assert course.losses == (Value(0.4, 2.0), Value(0.5, 3.0)), "reported late, and undone by then"
 
 
 def test_a_look_before_the_checkpoint_is_restored_undoes_nothing(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Where a run's trace is, and what is said where it is not."""
+"""Where a run's trace is, and the message where it is missing."""
 
 from __future__ import annotations
 

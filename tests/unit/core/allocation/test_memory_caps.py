@@ -104,7 +104,7 @@ def _seen(worker: int, share: int, step: int, busy_s: float) -> Observation:
 
 
 def _driven(fraction: float | None, limit_bytes: int) -> tuple[list[tuple[int, ...]], str]:
-    """Return the shares that a fast worker of little memory gets, and what is said of it."""
+    """Return the shares that a fast worker of little memory gets, and the reason."""
     workers = (Worker("slow"), Worker("fast"))
     control, _ = advance(
         Control(policy_from_spec("adaptive"), memory_fraction=fraction),

@@ -87,7 +87,7 @@ def test_the_remainder_goes_to_the_worker_that_finishes_it_first() -> None:
 
 
 def test_units_that_end_together_go_to_the_smaller_shares() -> None:
-    # Everybody's first 500 samples end at the floor, so any split ends as early.
+    # The first 500 samples of every worker end at the floor, so any split ends as early.
     model = TimeModel(np.zeros(3), np.full(3, 0.002), np.ones(3), np.ones(3))
 
     split = equal_finish(model, _ones(3), np.full(3, 500), 576, quantum=np.array([32, 12, 16]))

@@ -76,7 +76,7 @@ def test_a_step_is_as_long_as_for_its_workers_on_average() -> None:
 
 
 def test_times_that_do_not_fit_together_are_not_compared() -> None:
-    """Nobody waited for the slower one, so nothing would be left of a balanced step."""
+    """No worker waited for the slower one, so nothing would be left of a balanced step."""
     reported = (Observation(0, 3, 0, (0.1,), (0.0,)), Observation(1, 9, 0, (2.7,), (0.0,)))
     reference = SplitReference.of(MODEL, FLEET, equal_split(FLEET))
     ledger = Ledger.empty(2).book(Measurements.of(reported), reference)

@@ -173,7 +173,7 @@ def test_the_ledger_records_a_step_when_all_workers_have_reported() -> None:
     assert ledger.waited_s.tolist() == [4.0, 0.0]
     assert ledger.caused_s.tolist() == [0.0, 4.0]
     assert ledger.slowest_steps.tolist() == [0.0, 2.0]
-    assert ledger.took_s == 4.0, "of each step the mean, as nobody waited here"
+    assert ledger.took_s == 4.0, "of each step the mean, as no worker waited here"
 
     later = ledger.book(Measurements.of((_seen(1, 5, 0.5, step=3),)))
 

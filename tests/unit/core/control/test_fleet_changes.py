@@ -219,15 +219,15 @@ def test_profiles_of_a_checkpoint_give_the_first_split_of_a_new_process() -> Non
     moved = tuple(
         Worker(f"h/{rank}", device="cpu x", slot=slot) for rank, slot in enumerate((2, 0))
     )
-    anew = Run(workers=moved)
-    assert anew.shares == (35, 35)
+    again = Run(workers=moved)
+    assert again.shares == (35, 35)
 
-    (split,) = only(SetShares, anew.put(Recalled(0, 0, run.control.known, 3)))
+    (split,) = only(SetShares, again.put(Recalled(0, 0, run.control.known, 3)))
 
     fast, slow = split.shares[1], split.shares[0]
     assert abs(0.002 + 0.001 * fast - 0.002 - 0.004 * slow) < 0.005, "by slot, not by rank"
     check_message(split.reason)
-    assert anew.control.generation == 3
+    assert again.control.generation == 3
 
 
 def test_a_like_device_elsewhere_is_believed_less() -> None:
@@ -250,12 +250,12 @@ def test_a_like_device_elsewhere_is_believed_less() -> None:
 def test_unknown_devices_recall_nothing_and_change_nothing() -> None:
     run = Run()
     run.exchange(5)
-    anew = Run(workers=(Worker("n/0", device="gpu"), Worker("n/1", device="gpu")))
-    before = anew.control.shares
-    (kept,) = only(KeepShares, anew.put(Recalled(0, 0, run.control.known, 1)))
-    assert anew.control.shares == before
+    again = Run(workers=(Worker("n/0", device="gpu"), Worker("n/1", device="gpu")))
+    before = again.control.shares
+    (kept,) = only(KeepShares, again.put(Recalled(0, 0, run.control.known, 1)))
+    assert again.control.shares == before
     check_message(kept.reason)
-    assert len(anew.control.known) == 3, "they may come back"
+    assert len(again.control.known) == 3, "they may come back"
 
 
 def test_a_joiner_gets_no_samples_until_it_is_ready() -> None:

@@ -1,4 +1,4 @@
-"""What is kept, and what is forgotten, when a group forms anew or workers are recognised."""
+"""What is kept, and what is forgotten, when a group forms again or workers are recognised."""
 
 from __future__ import annotations
 

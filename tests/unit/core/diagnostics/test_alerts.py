@@ -81,7 +81,7 @@ def test_a_short_stretch_is_not_named() -> None:
 
 def test_a_false_change_of_speed_is_detected_before_an_alert() -> None:
     # Two spikes in a row look like a change of speed. What is measured then, at a share of 11
-    # instead of 64, is taken for half the speed for 61 steps, by a curve of the wrong shape.
+    # instead of 64, is regarded as half the speed for 61 steps, by a curve of the wrong shape.
     def spiky(steps: int) -> Watched:
         path = SCENARIOS / "equal-64-spikes.yaml"
         asked = load_scenario(path, {"steps": steps, "exchange.every": "leader"})
@@ -100,9 +100,9 @@ def test_a_false_change_of_speed_is_detected_before_an_alert() -> None:
 
 
 def test_a_slowdown_of_all_workers_names_no_worker() -> None:
-    everybody = {"kind": "step", "at": SLOW_AT, "workers": "all", "speed": 0.4}
+    all_slow = {"kind": "step", "at": SLOW_AT, "workers": "all", "speed": 0.4}
 
-    assert not watched([worker(count=4)], 700, [everybody]).found
+    assert not watched([worker(count=4)], 700, [all_slow]).found
 
 
 def test_a_worker_alone_is_named_by_its_own_past() -> None:
@@ -129,7 +129,7 @@ def test_workers_that_are_not_worth_their_place_are_named_once() -> None:
     assert "with it and 1 more" in run.found[0].reason
 
 
-def test_one_without_whom_the_batch_does_not_fit_is_worth_its_place() -> None:
+def test_a_worker_without_which_the_batch_does_not_fit_is_needed() -> None:
     bad = worker("bad", fixed_s=0.3)
 
     run = watched([worker(count=2, max_share=100), bad], 500, batch=201)

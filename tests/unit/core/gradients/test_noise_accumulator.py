@@ -1,4 +1,4 @@
-"""Parts of measured steps, told in any order by whoever had samples, and what becomes of them."""
+"""Parts of measured steps, reported in any order by ranks with samples, and their sums."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who serves when few are left, and what people are told of each change."""
+"""The workers that serve when few are left, and the reason of each change."""
 
 from __future__ import annotations
 

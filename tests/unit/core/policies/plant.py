@@ -121,8 +121,8 @@ class Plant:
                 self.kept = instruction.reason
 
 
-class Desk:
-    """A policy that is asked directly, so that anything can be told to it."""
+class PolicyDriver:
+    """A policy that is asked directly, so that anything can be reported to it."""
 
     def __init__(self, policy: Policy[Any], fleet: Fleet) -> None:
         self.policy, self.fleet = policy, fleet
@@ -139,7 +139,7 @@ class Desk:
         loads: tuple[float, float] = (nan, nan),
         modelled: bool = True,
     ) -> Decision:
-        """Tell of some steps of each worker, at ``told`` or the shares in force, and decide."""
+        """Tell of some steps of each worker, at ``reported`` or the shares in force, and decide."""
         seen = [
             Observation(
                 *(k, share, max(0, step - steps), (float(times_s[k]),) * steps, (0.0,) * steps),

@@ -137,7 +137,7 @@ def test_equally_slow_workers_are_left_out_together() -> None:
     assert plant.step_s() == pytest.approx(0.11)
 
 
-def test_only_those_are_left_out_without_whom_it_gets_faster() -> None:
+def test_only_workers_without_which_steps_are_faster_are_left_out() -> None:
     # With 8 samples 0.81 s and 0.09 s; without the last one, the others take about 0.1 s.
     plant = Ghosts([0.01] * 5, [0.001] * 3 + [0.01, 0.1])
 
@@ -183,7 +183,7 @@ def test_a_worker_that_stays_hopeless_is_tried_ever_more_seldom() -> None:
     assert 0 < extra_s <= 0.05 * 0.11 * len(later)
 
 
-def test_everybody_takes_part_again_when_the_others_get_slower() -> None:
+def test_left_out_workers_return_when_the_others_get_slower() -> None:
     plant = hopeless()
     plant.run(30, 4)
     plant.per_sample_s[:3] = 0.1

@@ -84,7 +84,7 @@ def kept_s(lifetime: Lifetime, save_s: float, from_s: float, interval: FloatArra
 
 
 def by_rule(lifetime: Lifetime, save_s: float, from_s: float) -> FloatArray:
-    """Return the intervals of a machine that saves as we say, until nobody can be left."""
+    """Return the intervals of a machine that saves as we say, until no machine can be left."""
     found, age = [], from_s
     while float(lifetime.survival(age)) > 1e-9 and age < 30 * DAY_S:
         found.append(max(due_in_s(lifetime, np.array([age]), save_s, 4 * HOUR_S), save_s))

@@ -1,4 +1,4 @@
-"""Synchronisation modes: what their texts mean, what is refused, and what each forgoes."""
+"""Synchronisation modes: what their texts mean, what is refused, and their drawbacks."""
 
 from __future__ import annotations
 

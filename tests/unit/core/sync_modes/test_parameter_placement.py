@@ -1,4 +1,4 @@
-"""Parameters are dealt out to servers whole, and evenly by bytes."""
+"""Parameters are placed on servers whole, and evenly by bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The learned curves: what a worker is, told apart from what happened to it."""
+"""The learned curves: what a worker is, apart from what happened to it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How noisy each worker is thought to be, and what its noise is not taken for."""
+"""How noisy each worker is thought to be, and what its noise is not mistaken for."""
 
 from __future__ import annotations
 

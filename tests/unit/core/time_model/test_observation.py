@@ -24,7 +24,7 @@ def test_steps_without_reports_of_all_workers_do_not_count() -> None:
     )
 
     assert communication_s(reported, (5, 5)) == pytest.approx(0.2), (
-        "step 8 alone was told of by both"
+        "step 8 alone was reported by both"
     )
 
 

@@ -16,7 +16,7 @@ from tests.unit.lab.fake_runs import SpyLimits
 
 @pytest.fixture
 def child() -> Iterator[int]:
-    """A child of this process that looks like a server, beside one that does not."""
+    """A child of this process that looks like a server, next to one that does not."""
     code = "import sys; print(flush=True); sys.stdin.read()"
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     made = [

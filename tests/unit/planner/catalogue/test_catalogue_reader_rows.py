@@ -1,4 +1,4 @@
-"""Property: of any mixture of rows all good ones are used, and each bad one is told by its line."""
+"""Property: of any mixture of rows all good ones are used, and bad ones reported by line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run's own time is forecast from its trace: skewed steps, waits, and all beside them."""
+"""A run's own time is forecast from its trace: skewed steps, waits, and the time between steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is said if no cluster can train a workload: what binds, and by how much to relax it."""
+"""The message if no cluster can train a workload: what binds, and by how much to relax it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The choice among the best, and what is said if there is none."""
+"""The choice among the best, and the message if no cluster fits."""
 
 import sys
 from dataclasses import replace

@@ -41,7 +41,7 @@ def test_the_interval_is_that_of_the_curve_where_all_else_is_known() -> None:
 
 
 def test_shares_beyond_what_was_measured_widen_it() -> None:
-    """As the interval of the line itself does, beside the scatter of a point."""
+    """As the interval of the line itself does, next to the scatter of a point."""
     sizes = (16.0, 32.0, 64.0, 128.0)
     times_s = [
         (0.01 + 0.001 * b) * off for b, off in zip(sizes, (1.01, 0.98, 1.02, 0.99), strict=True)

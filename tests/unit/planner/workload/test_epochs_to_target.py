@@ -38,7 +38,7 @@ def at(epochs: Epochs, batch: int) -> Interval:
 
 
 def test_trainings_that_lie_on_a_line_by_chance_are_not_known_exactly() -> None:
-    """A step of 5 % from one to the next at least, and the line's own error beside it."""
+    """A step of 5 % from one to the next at least, and the line's own error next to it."""
     found = at(epochs_of_trainings((256, 10.0), (512, 11.0), (1024, 13.0)), 512)
 
     assert found.value == pytest.approx(11.0)

@@ -1,4 +1,4 @@
-"""A run's own summary beside what was read of its trace."""
+"""A run's own summary compared with its trace."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Exports of torch.profiler beside the run: on one clock, nothing mixed up."""
+"""Exports of torch.profiler with the run: on one clock, nothing mixed up."""
 
 from __future__ import annotations
 

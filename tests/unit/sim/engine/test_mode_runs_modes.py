@@ -114,7 +114,7 @@ class TestLockstep:
     ) -> None:
         outcome = ran("delayed", communication={"latency_s": latency_s}, steps=10)
 
-        # The first step has nothing beside it, and all wait for the last all-reduce.
+        # The first step has nothing next to it, and all wait for the last all-reduce.
         assert outcome.time_s == pytest.approx(4 + 9 * step_s + 2 * latency_s)
         assert (outcome.updates, outcome.staleness.maximum) == (10, 1)
         assert outcome.staleness.histogram[:2] == (1, 9)
@@ -227,7 +227,7 @@ class TestFree:
         ran(f"asp(servers={servers})", "uniform", record, communication=links, steps=10)
 
         mine = [t for k, t, _ in applied(record) if k == 0]
-        # A push and its answer; with several servers the first is told; a piece is asked for.
+        # A push and its answer; with several servers the first is informed; a piece is asked for.
         assert mine[1] - mine[0] == pytest.approx(1.0 + 0.1 * messages)
 
     def test_an_epoch_ends_for_all_together(self) -> None:

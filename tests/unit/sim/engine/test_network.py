@@ -41,7 +41,7 @@ def test_a_push_waits_at_each_server_for_earlier_pushes() -> None:
     full.push(10.0)
 
     assert full.push(10.25) == pytest.approx([12.5, 13.5])
-    assert full.push(20.0) == pytest.approx([21.5, 22.5])  # nobody is there any more
+    assert full.push(20.0) == pytest.approx([21.5, 22.5])  # no worker is left
 
 
 def test_a_server_makes_one_update_after_the_other() -> None:

@@ -1,4 +1,4 @@
-"""Workers that are told to leave get no samples in the simulator either, by the same controller."""
+"""Workers with a notice get no samples in the simulator either, by the same controller."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A recording that cannot be used is told from one that is not there."""
+"""A recording that cannot be used is distinguished from a missing one."""
 
 from __future__ import annotations
 

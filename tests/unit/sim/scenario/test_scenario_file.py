@@ -30,7 +30,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def refusal(path: Path, text: str) -> str:
-    """Return what is said about a file with this text, without the path of its folder."""
+    """Return the message about a file with this text, without the path of its folder."""
     path.write_text(text)
     with pytest.raises(ScenarioError) as caught:
         load_scenario(path)
@@ -269,10 +269,10 @@ def test_all_missing_fields_are_reported_at_once(path: Path) -> None:
 
 
 def test_a_file_without_workers_is_refused(path: Path) -> None:
-    nobody = GOOD.partition("workers")[0]
+    no_workers = GOOD.partition("workers")[0]
 
-    check_message(refusal(path, f"{nobody}workers: []\n"), "made.yaml")
-    assert "made.yaml:1: workers: Field required" in refusal(path, nobody)
+    check_message(refusal(path, f"{no_workers}workers: []\n"), "made.yaml")
+    assert "made.yaml:1: workers: Field required" in refusal(path, no_workers)
 
 
 def test_of_very_many_errors_the_first_ten_are_reported(path: Path) -> None:

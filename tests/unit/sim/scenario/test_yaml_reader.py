@@ -1,4 +1,4 @@
-"""What is wrong with the YAML of a scenario, whatever is in it, is told with its line and field."""
+"""What is wrong with the YAML of a scenario, whatever is in it, is reported with line and field."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The oracle, the equal split and the controller that is told the truth."""
+"""The oracle, the equal split and the controller that knows the truth."""
 
 from __future__ import annotations
 
