@@ -201,8 +201,8 @@ def serving(
     # Taken before the fleet changes, so that workers that leave it are remembered as well.
     profiles = control.known
     policy_state, opening = control.policy.init(fleet)
-    opening = (begin_with(fleet) if begin_with else None) or _own_move(opening, control, fleet)
-    opening = replace(opening, shares=allowed(opening.shares, fleet))
+    given = begin_with(fleet) if begin_with else None
+    opening = _of_policy(opening, control, fleet) if given is None else _whole(given, fleet)
     # First what was measured in this run; profiles fill only what is still unknown.
     estimate = _remembered(control, fleet)
     if not control.not_measured:
@@ -213,8 +213,7 @@ def serving(
         known = Situation(fleet, opening.shares, step, Measurements.of(()), estimate.guessed())
         policy_state, decision = control.policy.decide(policy_state, known)
         if isinstance(decision, Move):
-            opening = _own_move(decision, control, fleet)
-            opening = replace(opening, shares=allowed(opening.shares, fleet))
+            opening = _of_policy(decision, control, fleet)
     after = replace(
         control,
         policy_state=policy_state,
@@ -228,10 +227,14 @@ def serving(
     return after, opening
 
 
-def _own_move(move: Move, control: Control, fleet: Fleet) -> Move:
+def _of_policy(move: Move, control: Control, fleet: Fleet) -> Move:
     """Return a move of the policy within the bounds; `ConfigError` if it is not a split."""
     move = checked(move, control.policy, fleet)
-    return replace(move, shares=within(move.shares, fleet))
+    return _whole(replace(move, shares=within(move.shares, fleet)), fleet)
+
+
+def _whole(move: Move, fleet: Fleet) -> Move:
+    return replace(move, shares=allowed(move.shares, fleet))
 
 
 def _remembered(control: Control, fleet: Fleet) -> Estimate:
@@ -268,8 +271,7 @@ def _scaled(control: Control, fleet: Fleet) -> Move | None:
     before = control.formed
     # Shares that are still those of the opening are computed again: scaled up, the remainder of an
     # equal split would grow with the batch.
-    opening = control.policy.init(before)[1]
-    if allowed(within(opening.shares, before), before) == control.shares:
+    if _of_policy(control.policy.init(before)[1], control, before).shares == control.shares:
         return None
     at = as_array(control.shares)
     upper = np.where(at > 0, fleet.upper, 0)
