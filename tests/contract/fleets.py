@@ -77,20 +77,20 @@ def splits(draw: st.DrawFn, fleet: Fleet) -> Shares:
 @st.composite
 def observations(draw: st.DrawFn, shares: Shares) -> tuple[Observation, ...]:
     """Return what the workers may report: the split in force, an older one, tails and ghosts."""
-    thorough = draw(st.booleans())  # everyone tells at length about the split in force
-    told = []
+    thorough = draw(st.booleans())  # all workers report at length about the split in force
+    reported = []
     for worker, share in enumerate(shares):
         for _ in range(1 if thorough else draw(st.sampled_from([1, 0, 2]))):
             seen = share if thorough else draw(st.just(0) | st.integers(0, sum(shares)))
             busy_s = tuple(draw(st.lists(seconds, min_size=1, max_size=3)))
             busy_s *= 12 if thorough else 1
             first_step, modelled = draw(st.integers(0, 999)), thorough or draw(st.booleans())
-            told.append(
+            reported.append(
                 Observation(
                     worker, seen, first_step, busy_s, (0.0,) * len(busy_s), modelled=modelled
                 )
             )
-    return tuple(told)
+    return tuple(reported)
 
 
 def policy_of(spec: str, given_shares: Shares) -> Policy[Any]:

@@ -1,4 +1,4 @@
-"""Whoever is told to leave, stays after all or comes back: every policy shares out the batch."""
+"""Workers get notices, stay after all or return: every policy splits the whole batch."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ WORKERS = tuple(
     for k, name in enumerate(NAMES)
 )
 BATCH = 64
-told = st.tuples(
-    st.just("told"),
+reported = st.tuples(
+    st.just("notified"),
     st.lists(
         st.builds(
             Happening,
@@ -54,7 +54,7 @@ recalled = st.tuples(st.just("recalled"), st.none())
 
 
 def _event(control: Control, step: int, kind: str, value: object, shares: Shares) -> Event:
-    if kind == "told":
+    if kind == "notified":
         return MembersChanged(step, step + 2, tuple(value), 1.0)  # type: ignore[arg-type]
     if kind == "recalled":
         return Recalled(step, step + 1, control.known, control.generation)
@@ -92,7 +92,7 @@ def _check(control: Control, instructions: tuple[Instruction, ...], shares: Shar
 
 @given(
     st.sampled_from(POLICIES),
-    st.lists(told | seen | seen | formed | recalled, max_size=14),
+    st.lists(reported | seen | seen | formed | recalled, max_size=14),
 )
 def test_any_story_of_members_keeps_the_global_batch(
     spec: str, story: list[tuple[str, object]]

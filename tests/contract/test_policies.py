@@ -1,4 +1,4 @@
-"""The contract that every policy keeps, whatever fleet it meets and whatever it is told."""
+"""The contract that every policy keeps, for any fleet and any reports."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from tests.messages import raises_message
 from tests.unit.core.policies.plant import Plant
 
 
-def test_the_contract_covers_every_policy_there_is() -> None:
+def test_the_contract_covers_every_policy() -> None:
     assert {spec.partition(":")[0] for spec in SPECS} == set(POLICY_NAMES)
 
 
@@ -235,7 +235,7 @@ def test_equal_workers_end_equal_and_stay_so(spec: str, lag: int) -> None:
 @given(octaves=st.lists(st.integers(0, 4), min_size=2, max_size=4), fixed_ms=st.integers(0, 40))
 def test_a_faster_worker_never_gets_less(spec: str, octaves: list[int], fixed_ms: int) -> None:
     if spec == "static:GIVEN":
-        return  # whoever gives shares may give any
+        return  # given shares may be any
     speeds = [2.0**octave for octave in octaves]
     count = len(speeds)
     per_sample_s = [0.008 / speed for speed in speeds]
@@ -294,7 +294,7 @@ def test_absurd_times_lead_to_no_absurd_shares(spec: str, data: st.DataObject) -
     time_s = st.sampled_from(ABSURD) | seconds
     for _ in range(data.draw(st.integers(1, 6))):
         plant.step += 4
-        told = [
+        reported = [
             Observation(
                 *(k, share, plant.step - 4),
                 tuple(data.draw(st.lists(time_s, min_size=4, max_size=4))),
@@ -305,7 +305,7 @@ def test_absurd_times_lead_to_no_absurd_shares(spec: str, data: st.DataObject) -
             for k, share in enumerate(plant.control.shares)
         ]
 
-        shares = plant.tell(told)
+        shares = plant.tell(reported)
 
         assert sum(shares) == 48
         assert min(shares) >= 1

@@ -39,8 +39,8 @@ def test_shares_are_multiples_of_the_quanta_but_for_one_rest(
         assert sum(control.shares) == fleet.global_batch
         bounds = zip(control.shares, fleet.lower, fleet.upper, strict=True)
         assert all(low <= n <= high or (n == 0 and "GIVEN" in spec) for n, low, high in bounds)
-        told = Measurements.of(data.draw(observations(control.shares)))
-        control, instructions = advance(control, Exchanged(1000 + step, 1001 + step, told))
+        reported = Measurements.of(data.draw(observations(control.shares)))
+        control, instructions = advance(control, Exchanged(1000 + step, 1001 + step, reported))
         decided = [i.shares for i in instructions if isinstance(i, SetShares)]
         assert decided in ([], [control.shares])
 

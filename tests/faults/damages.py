@@ -243,7 +243,7 @@ def _socket(path: Path) -> None:
         os.close(here)
 
 
-class Told(logging.Handler):
+class LogTexts(logging.Handler):
     """Keeps warnings of the package, while it is entered."""
 
     def __init__(self) -> None:
@@ -254,7 +254,7 @@ class Told(logging.Handler):
         """Keep a message."""
         self.texts.append(record.getMessage())
 
-    def __enter__(self) -> Told:
+    def __enter__(self) -> LogTexts:
         logging.getLogger("evenstride").addHandler(self)
         return self
 
@@ -269,12 +269,12 @@ class Verdict:
     Args:
         outcome: ``exact``, ``fallen back``, ``refused`` as all are damaged, or ``forged``.
         done: what was done to it.
-        told: the error, or the warnings.
+        reported: the error, or the warnings.
     """
 
     outcome: str
     done: tuple[str, ...]
-    told: str
+    reported: str
 
 
 def judge(origin: Path, known: dict[int, list[list[float]]], folder: Path, seed: int) -> Verdict:
@@ -298,7 +298,7 @@ def judge(origin: Path, known: dict[int, list[list[float]]], folder: Path, seed:
     run = Solo(kept, every=2, keep=keep)
     untouched = weights_of(run), run.stride.state_dict()
     try:
-        with Told() as told:
+        with LogTexts() as reported:
             try:
                 restored = run.restore()
             except (CheckpointError, ConfigError) as error:
@@ -309,7 +309,7 @@ def judge(origin: Path, known: dict[int, list[list[float]]], folder: Path, seed:
         assert weights_of(run) == known[restored.step], vandal.done
         newer = {n for p in kept.glob("step-*") if (n := parse_name(p.name))}
         newer = {name for name in newer if name > parse_name(restored.folder)}  # type: ignore[operator]
-        text = "\n".join(told.texts)
+        text = "\n".join(reported.texts)
         assert all(f"{name} is skipped" in text for name in newer), (vandal.done, text)
         run.train(4)
         run.checkpoint.close()

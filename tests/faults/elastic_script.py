@@ -60,7 +60,7 @@ def weights(model: nn.Module) -> list[float]:
 
 
 def alone(epochs: int) -> list[float]:
-    """Return the weights of one process, in plain PyTorch, that nothing befell."""
+    """Return the weights of one process, in plain PyTorch, without faults."""
     from tests.order import epoch_order
 
     torch.set_num_threads(1)
@@ -108,11 +108,11 @@ def check_the_end(
             adds up over the steps.
 
     Returns:
-        How far the weights are from those of a run that nothing befell: ``||w - w*|| / ||w*||``.
+        How far the weights are from those of a run without faults: ``||w - w*|| / ||w*||``.
     """
     assert generations[-1].ended_by == END
     assert generations[-1].last_step == epochs * PER_EPOCH
-    actual = torch.tensor(told(folder)["weights"], dtype=torch.float64)
+    actual = torch.tensor(reported(folder)["weights"], dtype=torch.float64)
     expected = torch.tensor(alone(epochs), dtype=torch.float64)
     trajectory = audit(folder, generations)
     assert sorted(trajectory) == list(range(1, epochs * PER_EPOCH + 1))
@@ -126,7 +126,7 @@ def check_the_end(
     return error
 
 
-def told(folder: Path) -> dict[str, Any]:
+def reported(folder: Path) -> dict[str, Any]:
     """Return what the leader wrote at the end."""
     plain: dict[str, Any] = json.loads((folder / "end.json").read_text())
     return plain

@@ -23,7 +23,7 @@ from tests.faults.elastic_script import BATCH, PER_EPOCH, net, optimizer_of, row
 EVERY = 20
 
 
-def told_to_end(folder: Path) -> bool:
+def must_end(folder: Path) -> bool:
     """Return whether this epoch was the last; the leader looks, all know."""
     last = torch.tensor([float((folder / "last").exists())])
     dist.broadcast(last, 0)
@@ -31,7 +31,7 @@ def told_to_end(folder: Path) -> bool:
 
 
 def main(folder: Path) -> None:
-    """Train until told to end."""
+    """Train until a file asks for the end."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     ids = [uuid.uuid4().hex]
@@ -49,7 +49,7 @@ def main(folder: Path) -> None:
     os.nice(10)  # it goes on until those who start again are there, and lets them go first
     place = {"generation": ids[0], "rank": rank, "world": dist.get_world_size(), "host": host}
     with (folder / f"audit-{ids[0]}-{rank}.jsonl").open("a") as audit:
-        while not (stride.step % PER_EPOCH == 0 and told_to_end(folder)):
+        while not (stride.step % PER_EPOCH == 0 and must_end(folder)):
             epoch = stride.epoch
             for samples, x, y in loader:
                 trained = samples.tolist() if stride.samples else []

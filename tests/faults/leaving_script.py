@@ -2,7 +2,7 @@
 
 leaving_script.py FOLDER FATE: what becomes of rank 1, of three:
 
-* told: SIGTERM in its third step;
+* notified: SIGTERM in its third step;
 * stopped: SIGSTOP in its third step;
 * evaluating: killed when the first epoch has ended, before it is saved;
 * saving, hanging: killed or stopped when the others save already, and wait for it;
@@ -32,7 +32,7 @@ from tests.faults.served_script import EPOCHS, loss_of, rows, trained
 
 GROUP_TIMEOUT_S = 300.0
 SIGNALS = {
-    "told": signal.SIGTERM,
+    "notified": signal.SIGTERM,
     "stopped": signal.SIGSTOP,
     "evaluating": signal.SIGKILL,
     "saving": signal.SIGKILL,
@@ -95,7 +95,7 @@ def main(folder: Path, fate: str) -> None:
         for epoch in range(EPOCHS):
             for ids, x in loader:
                 stride.scale(loss_of(model, x)).backward()  # type: ignore[no-untyped-call]
-                if rank == 1 and made == 2 and fate in ("told", "stopped"):
+                if rank == 1 and made == 2 and fate in ("notified", "stopped"):
                     os.kill(os.getpid(), SIGNALS[fate])
                 optimizer.step()
                 optimizer.zero_grad()

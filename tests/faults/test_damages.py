@@ -1,4 +1,4 @@
-"""A restart beside damaged checkpoints is exact, falls back and says so, or refuses."""
+"""A restart with damaged checkpoints is exact, falls back and says so, or refuses."""
 
 from __future__ import annotations
 
@@ -29,4 +29,4 @@ def test_random_damage_never_restarts_from_scratch_and_never_deletes(
     for seed in range(first, first + BLOCK):
         folder = tmp_path / str(seed)
         verdict = judge(*three, folder, seed)
-        assert verdict.outcome == "exact" or verdict.told
+        assert verdict.outcome == "exact" or verdict.reported

@@ -1,4 +1,4 @@
-"""Whatever befalls real workers, the run ends with the weights of one that nothing befell.
+"""After any faults of real workers, the run ends with the weights of one without faults.
 
 Each plan runs on real processes with restarts, and in the simulator: both come to the same list
 of generations.
@@ -15,7 +15,7 @@ from evenstride.runtime.coordination.run_lifecycle import LEFT
 from evenstride.runtime.launching.process_starters import FromZygote
 from evenstride.testing.faults.fault_plan import Arrival, Fault, FaultPlan, simulate_plan
 from evenstride.testing.faults.supervisor import Job, Outcome, supervise
-from tests.faults.elastic_script import PER_EPOCH, check_the_end, told
+from tests.faults.elastic_script import PER_EPOCH, check_the_end, reported
 
 SCRIPT = Path(__file__).with_name("elastic_script.py")
 EPOCHS, EVERY, DEADLINE_S = 3, 5, 90.0
@@ -78,7 +78,7 @@ def test_a_run_survives_a_crash_at_every_write_of_a_save(
 ) -> None:
     (tmp_path / "undisturbed").mkdir()
     run(plan_of(), tmp_path / "undisturbed", zygote)
-    writes = told(tmp_path / "undisturbed")["writes"]
+    writes = reported(tmp_path / "undisturbed")["writes"]
     points = writes[0] if victim == "leader" else min(writes[1:])
     crashes = [
         Fault(
@@ -103,14 +103,14 @@ def test_a_worker_that_is_asked_to_leave_costs_no_sample(
     tmp_path: Path, zygote: FromZygote
 ) -> None:
     epochs, every = 12, 20  # long enough to know what a save takes, and to agree on a step
-    told_to = Fault(at=101, workers=["b"], kind="term", back="never")
+    notice = Fault(at=101, workers=["b"], kind="term", back="never")
     fields = {"workers": ["a", "b", "c"], "steps": epochs * PER_EPOCH, "save_every": every}
-    plan = FaultPlan(**fields, faults=[told_to])  # type: ignore[arg-type]
+    plan = FaultPlan(**fields, faults=[notice])  # type: ignore[arg-type]
 
     outcome = run(plan, tmp_path, zygote, epochs, every)
 
     first, second = outcome.generations
-    assert first.last_step == second.first_step > told_to.at
+    assert first.last_step == second.first_step > notice.at
     # Its own way out, or the launcher's SIGTERM because the others were quicker to end.
     assert outcome.lived[0].codes["b"] in (LEFT, -signal.SIGTERM)
     assert "rank 1 leaves after step" in (tmp_path / "b.log").read_text()

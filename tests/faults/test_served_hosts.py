@@ -79,8 +79,8 @@ def test_servers_are_spread_over_the_hosts_and_all_train_one_model(
     assert all(end["weights"] == ends[0]["weights"] for end in ends)
     assert _trained(tmp_path) == Counter(dict.fromkeys(range(SAMPLES), EPOCHS))
     warning = f"workers and parameter servers listen on {many[0].address} ({INTERFACE})"
-    told = [name for name, text in _logs(tmp_path).items() if warning in text]
-    assert told == [f"{many[0].name}.log"], "rank 0 warns that others can reach the ports"
+    reported = [name for name, text in _logs(tmp_path).items() if warning in text]
+    assert reported == [f"{many[0].name}.log"], "rank 0 warns that others can reach the ports"
     if sync.startswith("bsp-ps"):
         weights, _ = alone()
         found = torch.tensor(ends[0]["weights"][0], dtype=torch.float64)

@@ -18,7 +18,7 @@ from tests.faults.served_script import EPOCHS, SAMPLES
 
 SCRIPT = Path(__file__).with_name("leaving_script.py")
 WORLD_SIZE, DEADLINE_S = 3, 80.0
-# A hung worker is told by its heart, which others watch once they have waited for 3 s.
+# A hung worker is found by its heartbeat, which others watch once they have waited for 3 s.
 SILENT_S, LATEST_S = 2.0, 25.0
 
 

@@ -1,4 +1,4 @@
-"""A rank that is lost where all choose the next epoch's batch is named, and nobody waits on."""
+"""A rank that is lost where all choose the next epoch's batch is named, and no rank waits on."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def test_the_others_name_it_and_end(tmp_path: Path, fate: str, victim: int) -> N
     with started(SCRIPT, 2, tmp_path, [fate, str(victim)], **ELASTIC) as processes:
         code = processes[1 - victim].wait(DEADLINE_S)
 
-    told = (tmp_path / f"rank-{1 - victim}.log").read_text()
-    assert code != 0, told
-    lines = [line for line in told.splitlines() if "evenstride: " in line]
-    assert f"rank {victim} is gone: " in lines[0] and FATES[fate] in lines[0], told
+    reported = (tmp_path / f"rank-{1 - victim}.log").read_text()
+    assert code != 0, reported
+    lines = [line for line in reported.splitlines() if "evenstride: " in line]
+    assert f"rank {victim} is gone: " in lines[0] and FATES[fate] in lines[0], reported
 
 
 def test_a_rank_that_restored_alone_says_so(tmp_path: Path) -> None:
@@ -38,6 +38,6 @@ def test_a_rank_that_restored_alone_says_so(tmp_path: Path) -> None:
         for process in processes:
             process.wait(DEADLINE_S - (time.monotonic() - began_s))
 
-    told = (tmp_path / "rank-1.log").read_text()
-    assert "SplitDiverged: rank 1 continues with the restored global batch of 12" in told
-    assert "load the same state on every rank" in told
+    reported = (tmp_path / "rank-1.log").read_text()
+    assert "SplitDiverged: rank 1 continues with the restored global batch of 12" in reported
+    assert "load the same state on every rank" in reported

@@ -1,6 +1,6 @@
-"""Runs of the real control on workers that follow a script, kept as traces beside this file.
+"""Runs of the real control on workers that follow a script, kept as traces next to this file.
 
-``python -m tests.golden.recording`` makes them anew. Do so only when decisions are meant to
+``python -m tests.golden.recording`` makes them again. Do so only when decisions are meant to
 change, and read the difference before keeping it.
 """
 
@@ -119,7 +119,7 @@ STORIES = {
 
 @dataclass
 class Run:
-    """A story while it is told."""
+    """A run while it is recorded."""
 
     story: Story
     writer: TraceWriter
@@ -169,7 +169,7 @@ class Run:
                 times = (busy_s[worker],), (wait_s,)
                 seen[worker].append(Observation(worker, share, step, *times, modelled=modelled))
             self.at_s += max(busy_s) + COMMUNICATION_S
-        return tuple(run for told in seen for run in _runs(told))
+        return tuple(run for reported in seen for run in _runs(reported))
 
 
 def record(name: str, path: Path) -> None:
@@ -185,10 +185,10 @@ def _after(instructions: tuple[Instruction, ...]) -> ExchangeAfter:
     return after
 
 
-def _runs(told: list[Observation]) -> list[Observation]:
+def _runs(reported: list[Observation]) -> list[Observation]:
     """Join consecutive steps of one share, as ranks report them."""
     runs = []
-    for _, alike in groupby(told, key=lambda seen: (seen.share, seen.modelled)):
+    for _, alike in groupby(reported, key=lambda seen: (seen.share, seen.modelled)):
         run = list(alike)
         busy_s, wait_s = tuple(o.busy_s[0] for o in run), tuple(o.wait_s[0] for o in run)
         runs.append(replace(run[0], busy_s=busy_s, wait_s=wait_s))

@@ -1,6 +1,6 @@
 """Traces kept from earlier versions are still decided alike, byte for byte.
 
-``python -m tests.golden.recording`` makes them anew when decisions are meant to change.
+``python -m tests.golden.recording`` makes them again when decisions are meant to change.
 """
 
 from __future__ import annotations
@@ -101,10 +101,10 @@ def test_a_difference_names_its_event_and_shows_both_decisions(tmp_path: Path) -
 
 def test_another_measurement_gives_another_decision(tmp_path: Path) -> None:
     lines = _lines("adaptive")
-    told = json.loads(lines[3])
-    told["event"]["observations"][1]["busy_s"][0] *= 2
+    reported = json.loads(lines[3])
+    reported["event"]["observations"][1]["busy_s"][0] *= 2
 
-    outcome = _replayed(tmp_path, [*lines[:3], dumps(told).encode() + b"\n", *lines[4:]])
+    outcome = _replayed(tmp_path, [*lines[:3], dumps(reported).encode() + b"\n", *lines[4:]])
 
     assert not outcome.identical, "a replay decides on what is in the trace"
 
@@ -129,7 +129,7 @@ def test_a_torn_last_record_is_left_out_and_the_rest_is_compared(name: str, tmp_
 
 
 @pytest.mark.parametrize(
-    ("version", "told"),
+    ("version", "reported"),
     [
         *((version, r"\(up to 1\); upgrade it") for version in ("2", "99")),
         *(
@@ -139,11 +139,13 @@ def test_a_torn_last_record_is_left_out_and_the_rest_is_compared(name: str, tmp_
         ("true", "is not written by any version of evenstride"),
     ],
 )
-def test_a_version_that_is_not_known_is_refused(version: str, told: str, tmp_path: Path) -> None:
+def test_a_version_that_is_not_known_is_refused(
+    version: str, reported: str, tmp_path: Path
+) -> None:
     lines = _lines("static")
     lines[0] = lines[0].replace(b'"format":1', f'"format":{version}'.encode())
 
-    with pytest.raises(TraceError, match=rf"line 1: trace format .* {told}"):
+    with pytest.raises(TraceError, match=rf"line 1: trace format .* {reported}"):
         _replayed(tmp_path, lines)
 
 

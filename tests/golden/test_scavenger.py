@@ -70,7 +70,6 @@ def test_the_oracles_time_and_cost_are_those_of_twelve_workers() -> None:
 
 def test_the_knee_of_that_scaling_is_twelve_workers() -> None:
     """The paper's knees for ResNet18 are 16 workers at a batch of 384, and 12 at 512."""
-    pytest.importorskip("kneed")
     workers = (20, 16, 12, 8)
     times_h = [hours(k) for k in workers]
     usd = [k * hours(k) * USD_PER_H for k in workers]

@@ -126,7 +126,7 @@ def test_another_leader_goes_on_with_what_the_first_one_knew() -> None:
     assert form(*at(0, worker("b"), worker("c")))[0].shares == (6, 6)  # who knows nothing
 
 
-def test_who_joins_has_no_samples_in_its_first_step_and_some_in_the_next() -> None:
+def test_a_worker_that_joins_has_no_samples_in_its_first_step_and_some_in_the_next() -> None:
     a, b = worker("a"), worker("b")
     form(a, b)
     trained(a, b, steps=range(4))
@@ -186,7 +186,7 @@ def test_exchanges_are_never_far_apart() -> None:
     assert generation._next > 59
 
 
-def test_what_cannot_be_is_refused_on_every_worker() -> None:
+def test_impossible_settings_are_refused_on_every_worker() -> None:
     a, b = worker("a", max_share=4), worker("b", max_share=4)
 
     def refused(rank: int, gather: Callable[[str], list[str]]) -> EvenstrideError:

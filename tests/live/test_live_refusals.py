@@ -27,7 +27,7 @@ def test_without_torchft_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch
         live.LiveStride  # noqa: B018 (looking is enough)
 
 
-def test_other_names_are_not_there() -> None:
+def test_other_names_raise_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'Stride'"):
         importlib.import_module(live.__name__).Stride  # noqa: B018 (looking is enough)
 
@@ -43,6 +43,6 @@ def test_other_names_are_not_there() -> None:
         ({"min_workers": 0}, "min_workers is 0"),
     ],
 )
-def test_what_cannot_be_is_refused(stride: Any, asked: dict[str, Any], says: str) -> None:
+def test_invalid_input_is_refused(stride: Any, asked: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         stride(**{"global_batch": 12, **asked})

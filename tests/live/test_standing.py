@@ -47,17 +47,17 @@ def incarnations(*names: str) -> dict[str, str]:
     return {f"host/{name}": f"first of {name}" for name in names}
 
 
-def test_what_is_shown_arrives_unchanged() -> None:
+def test_a_shown_state_arrives_unchanged() -> None:
     one = shown("a", weights="digest", micro=True)
 
     assert Shown.from_text(one.to_text()) == one
 
 
-def test_who_has_kept_fewer_steps_is_behind() -> None:
+def test_a_worker_with_fewer_committed_steps_is_behind() -> None:
     assert behind([shown("a", 2), shown("b", 3), shown("c", 3)]) == {0}
 
 
-def test_who_led_goes_on_leading_unless_it_is_behind() -> None:
+def test_the_leader_stays_leader_unless_it_is_behind() -> None:
     led = shown("b", leads=True)
 
     assert leader_of([shown("a"), led]) == 1
@@ -65,7 +65,7 @@ def test_who_led_goes_on_leading_unless_it_is_behind() -> None:
     assert leader_of([shown("a", 1), shown("b"), shown("c")]) == 1
 
 
-def test_of_two_who_led_the_later_one_leads() -> None:
+def test_of_two_former_leaders_the_later_one_leads() -> None:
     earlier, later = shown("a", leads=True), shown("b", leads=True, generation=4)
 
     assert leader_of([earlier, later]) == 1
@@ -76,13 +76,13 @@ def test_nothing_has_happened_where_the_same_meet_again() -> None:
     assert happenings(before("a", "b"), incarnations("a", "b"), [shown("a"), shown("b")]) == ()
 
 
-def test_who_is_not_in_the_quorum_is_lost() -> None:
+def test_a_worker_outside_the_quorum_is_lost() -> None:
     news = happenings(before("a", "b"), incarnations("a", "b"), [shown("a")])
 
     assert changes(news) == [("b", MembershipEvent.LOST)]
 
 
-def test_who_started_again_is_lost_and_joins_without_being_ready() -> None:
+def test_a_restarted_worker_is_lost_and_joins_without_being_ready() -> None:
     again = shown("b", 0, incarnation="second of b")
 
     news = happenings(before("a", "b"), incarnations("a", "b"), [shown("a"), again])
@@ -92,7 +92,7 @@ def test_who_started_again_is_lost_and_joins_without_being_ready() -> None:
     assert before("a", "b").after_all(news)[0].standing("host/b") is MemberState.JOINING
 
 
-def test_who_missed_a_step_gets_no_samples_until_it_is_ready() -> None:
+def test_a_worker_that_missed_a_step_gets_no_samples_until_it_is_ready() -> None:
     late = [shown("a", 3), shown("b", 2)]
     joining, _ = before("a", "b").after_all(
         happenings(before("a", "b"), incarnations("a", "b"), late)
@@ -148,7 +148,7 @@ def test_different_weights_at_the_start_are_refused() -> None:
     check_alike([shown("a", 2), shown("b", 0, weights="y")])  # it gets the others'
 
 
-def test_who_has_kept_as_many_steps_at_other_data_is_refused() -> None:
+def test_a_worker_with_as_many_steps_on_other_data_is_refused() -> None:
     elsewhere = {**POSITION, "position": 36}
 
     with raises_message(SplitDiverged, "epoch 0", "sample 36"):

@@ -104,7 +104,7 @@ def unequal(rank: int) -> tuple[str, str]:
 
 
 def slightly(rank: int) -> tuple[tuple[str, str], list[str]]:
-    """Return what is said where one file of many is another on one rank."""
+    """Return the message where one file of many is another on one rank."""
     stride = evenstride.Stride(global_batch=8)
     data = Table(lambda index: index or rank)
     with logged() as log:

@@ -72,7 +72,7 @@ class Seen:
     drawn: list[float]
     report: dict[str, float]
     error: str
-    told: list[str]
+    reported: list[str]
 
 
 class Net(nn.Module):
@@ -135,15 +135,15 @@ class Messages(logging.Handler):
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
-        self.told: list[str] = []
+        self.reported: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
         """Keep a message."""
-        self.told.append(record.getMessage())
+        self.reported.append(record.getMessage())
 
 
 def go(rank: int, run: Run) -> Seen:
-    """Restore what there is, train on, and tell."""
+    """Restore the checkpoint, train on, and report."""
     messages = Messages()
     logging.getLogger("evenstride").addHandler(messages)
     mesh = mesh_of(run.engine)
@@ -186,8 +186,10 @@ def _go(
         restored = checkpoint.restore(run.allow)
     except CheckpointError as failure:
         seen_weights = [weights(model)]
-        told = f"{type(failure).__name__}: {failure}"
-        return Seen(None, seen_weights, stride.epoch, [], checkpoint.report(), told, messages.told)
+        reported = f"{type(failure).__name__}: {failure}"
+        return Seen(
+            None, seen_weights, stride.epoch, [], checkpoint.report(), reported, messages.reported
+        )
     parts = loader, model, optimizer, scheduler
     return _train(rank, run, stride, parts, checkpoint, restored, messages)
 
@@ -222,7 +224,7 @@ def _train(
     except CheckpointError as failure:
         error = str(failure)
     step = None if restored is None else restored.step
-    return Seen(step, seen, stride.epoch, drawn, checkpoint.report(), error, messages.told)
+    return Seen(step, seen, stride.epoch, drawn, checkpoint.report(), error, messages.reported)
 
 
 def _deny(checkpoint: Checkpointer, after: int) -> None:

@@ -38,7 +38,7 @@ def train(rank: int, how: dict[str, Any]) -> dict[str, Any]:
         "weights": weights(module),
         "checks": summary.drift_checks,
         "drifts": summary.drifts,
-        "told": str(stride.summary()),
+        "reported": str(stride.summary()),
     }
 
 

@@ -94,9 +94,9 @@ def train(rank: int, run: Run) -> dict[str, Any]:
         assert free.present() == tuple(range(len(free.split) or dist.get_world_size()))
     free.bring_home([optimizer])
     momentum = [optimizer.state[p]["momentum_buffer"].tolist() for p in module.parameters()]
-    told = {"ids": ids, "ends": ends, "report": free.report(), "times": times, "splits": splits}
+    reported = {"ids": ids, "ends": ends, "report": free.report(), "times": times, "splits": splits}
     stride.close()
-    return {**told, "places": places, "momentum": momentum}
+    return {**reported, "places": places, "momentum": momentum}
 
 
 def idle(rank: int) -> bool:
@@ -109,7 +109,7 @@ def idle(rank: int) -> bool:
     shown = False
     while not shown and time.monotonic() < end_s:
         shown = rpc.rpc_sync("server0", _calls) >= begun + 5
-    stride.mean(1.0, 1)  # so that nobody leaves, which is a call, before all have seen it
+    stride.mean(1.0, 1)  # so that no rank leaves, which is a call, before all have seen it
     stride.close()
     vars(server_calls)["EVERY_S"] = every_s
     return shown

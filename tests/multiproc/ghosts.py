@@ -22,7 +22,7 @@ def penalty(module: nn.Module) -> Tensor:
 
 
 def penalised(_rank: int, inside: bool) -> list[list[float]]:
-    """Return the gradients of an epoch with a penalty inside or beside the scaled loss."""
+    """Return the gradients of an epoch with a penalty inside or outside of the scaled loss."""
     stride = evenstride.Stride(global_batch=BATCH, policy="uniform")
     loader, module = stride.loader(rows(LENGTH), shuffle=False), net()
     model = stride.watch(DistributedDataParallel(module))

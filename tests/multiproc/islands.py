@@ -35,13 +35,13 @@ class Balanced:
         gradients: reduced, of every step.
         shares: of all ranks, at every step.
         workers: name and share of each in the summary; rank 0's only.
-        told: what its log said of shard groups.
+        reported: what its log said of shard groups.
     """
 
     gradients: list[list[float]]
     shares: list[tuple[int, ...]]
     workers: list[tuple[str, int]]
-    told: list[str]
+    reported: list[str]
 
 
 def mesh_of(*ranks: int) -> DeviceMesh:
@@ -51,17 +51,17 @@ def mesh_of(*ranks: int) -> DeviceMesh:
 
 def balanced(rank: int, loop: Loop, layout: Layout, slow: tuple[int, ...]) -> Balanced:
     """Train on islands, the ranks in ``slow`` with four times the work in each sample."""
-    told = _Told()
-    logging.getLogger("evenstride").addHandler(told)
+    reported = _LogTexts()
+    logging.getLogger("evenstride").addHandler(reported)
     group = mesh_of(*layout.mesh)["shard"].get_group()
     stride = evenstride.Stride(global_batch=loop.batch, policy=loop.policy, shard_group=group)
     try:
         gradients, shares = _train(stride, loop, layout, WORK * (4 if rank in slow else 1))
         workers = [(worker.name, worker.share) for worker in stride.summary().workers]
-        return Balanced(gradients, shares, workers, told.sentences)
+        return Balanced(gradients, shares, workers, reported.sentences)
     finally:
         stride.close()
-        logging.getLogger("evenstride").removeHandler(told)
+        logging.getLogger("evenstride").removeHandler(reported)
 
 
 def _train(
@@ -112,8 +112,8 @@ def _rest_of(data: Any, starts: tuple[int, ...], shard: int, skip: int) -> Itera
     return (data[index] for index in range(starts[shard] + skip, starts[shard + 1]))
 
 
-class _Told(logging.Handler):
-    """Keeps what is said of shard groups."""
+class _LogTexts(logging.Handler):
+    """Keeps the log's lines about shard groups."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)

@@ -39,7 +39,7 @@ class Run:
         epochs: of ``length`` samples, in global batches of 30.
         length: samples of an epoch.
         micro: most samples at once.
-        costs: whether samples are dealt out by cost.
+        costs: whether samples are distributed by cost.
         infinite: step and rank whose loss is infinite, which a gradient scaler leaves out.
         uneven: whether later ranks are made slower.
         broken: what is broken on purpose: ``weights`` or ``factor``.

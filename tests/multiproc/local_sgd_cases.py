@@ -198,8 +198,8 @@ def saved_and_kept(rank: int, kind: str, stop: int, saved: Any) -> tuple[Any, An
             if stride.step == stop:
                 _sync(stride).bring_home()
                 holders = (stride, module, optimizer, _sync(stride))
-                told = [holder.state_dict() for holder in holders]
-                saved, seen = pickle.dumps(told), _plain(told)
+                reported = [holder.state_dict() for holder in holders]
+                saved, seen = pickle.dumps(reported), _plain(reported)
     stride.close()
     return saved, seen, weights(module)
 

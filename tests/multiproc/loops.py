@@ -107,7 +107,7 @@ def timed(rank: int, how: str, milliseconds: list[float]) -> tuple[float, float]
 
     Every other step carries the work, in its forward pass, and times it alone; the others carry a
     quarter of it, which leaves the processor's caches in the same state. What is read back is the
-    step's busy time less what the others take beside theirs.
+    step's busy time less what the others take in addition to theirs.
     """
     unit_s = torch.tensor([min(burn(128, 20) / 20 for _ in range(9))])
     dist.all_reduce(unit_s, dist.ReduceOp.MIN)  # so that the ranks' work is in this very ratio
@@ -239,7 +239,7 @@ def with_environment(rank: int, name: str, value: str, fn: Any, *args: Any) -> A
 
 
 def in_another_order(rank: int) -> str:
-    """Return what the ranks are told that make the same calls in another order."""
+    """Return the messages of ranks that make the same calls in another order."""
     stride = evenstride.Stride(global_batch=8)
     model = DistributedDataParallel(net())
     try:

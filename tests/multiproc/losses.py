@@ -270,7 +270,7 @@ def alone(kind: str) -> list[list[float]]:
 
 
 def refused(_rank: int, name: str) -> tuple[str, str]:
-    """Return what is said to an explicit form that cannot be."""
+    """Return the message for an impossible explicit form."""
     stride = evenstride.Stride(global_batch=BATCH, policy="uniform")
     weight_fn = (lambda _: 1.0) if name == "a weight_fn" else None
     loader, module = stride.loader(labelled(), weight_fn=weight_fn), classifier()

@@ -1,4 +1,4 @@
-"""Scripts that would train wrongly, or in vain: what each rank was told, and what it trained."""
+"""Scripts that would train wrongly, or in vain: each rank's warnings, and what it trained."""
 
 from __future__ import annotations
 
@@ -235,7 +235,7 @@ def restored(rank: int, name: str) -> list[str]:
 def saved(
     rank: int, folder: str, *, restores: bool, saves_scheduler: bool, otherwise: bool = False
 ) -> list[str]:
-    """Train beside checkpoints of an earlier run; return what the later one was told."""
+    """Train next to checkpoints of an earlier run; return the warnings of the later one."""
     state: dict[str, Any] = {}
     for attempt in range(2):
         script = Script(scheduled=True)

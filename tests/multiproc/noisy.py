@@ -140,14 +140,14 @@ def loss_of(model: nn.Module, batch: Any, run: Run) -> Tensor:
 def train(rank: int, run: Run) -> dict[str, Any]:
     """Train; return what this rank was given, found out and ended with.
 
-    Keys: ids (see `Ids`), told (parts of measured steps), seen (squared norm of the gradients that
-    the user's own hooks saw, per step), hooks (how many of ours there were in each step), weights,
-    noise and figures (the summary's, in words and in numbers).
+    Keys: ids (see `Ids`), reported (parts of measured steps), weights, seen (squared norm of the
+    gradients that the user's own hooks saw, per step), and hooks (how many of ours each step had).
+    Noise and figures are the summary's, in words and in numbers.
     """
     del rank
-    told: list[StepParts] = []
+    reported: list[StepParts] = []
     with pytest.MonkeyPatch.context() as patch:
-        _overhear(patch, told)
+        _overhear(patch, reported)
         stride = evenstride.Stride(64, policy=run.policy, noise_every=run.every, trace=run.trace)
         try:
             found = _train(stride, run)
@@ -156,19 +156,19 @@ def train(rank: int, run: Run) -> dict[str, Any]:
     summary = stride.summary()  # of what the trace has, too
     return {
         **found,
-        "told": sorted(told, key=lambda parts: parts.step),
+        "reported": sorted(reported, key=lambda parts: parts.step),
         "noise": None if summary.noise is None else str(summary.noise),
         "figures": summary.to_dict()["noise"],
     }
 
 
-def _overhear(patch: pytest.MonkeyPatch, told: list[StepParts]) -> None:
-    """Note what is told to the leader, and what is left at the end."""
+def _overhear(patch: pytest.MonkeyPatch, reported: list[StepParts]) -> None:
+    """Note what the leader gets, and what is left at the end."""
     take, close = NoiseMeter.take, NoiseMeter.close
 
     def overheard(meter: NoiseMeter) -> tuple[StepParts, ...]:
         taken = take(meter)
-        told.extend(taken)
+        reported.extend(taken)
         return taken
 
     def closed(meter: NoiseMeter) -> None:
@@ -241,7 +241,7 @@ def _listen(module: nn.Module) -> list[float]:
 
 
 def _ours(module: nn.Module) -> int:
-    """Return how many hooks there are beside those of `_listen`."""
+    """Return how many hooks exist in addition to those of `_listen`."""
     hooks = [p._post_accumulate_grad_hooks or {} for p in module.parameters()]
     return sum(len(some) - 1 for some in hooks)
 
@@ -327,7 +327,7 @@ def _piece(
 
 
 def refused(rank: int, what: str) -> str:
-    """Return what is said to a request to measure that cannot be served."""
+    """Return the message for a request to measure that cannot be served."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 

@@ -68,7 +68,7 @@ class Case:
 
 @dataclass
 class Context:
-    """One rank's side; counts how often it waited, and that no one waits elsewhere."""
+    """One rank's side; counts how often it waited, and that no rank waits elsewhere."""
 
     group: dist.ProcessGroup | None
     counts: bool = True
@@ -242,13 +242,13 @@ def waits(rank: int, case: Case) -> tuple[int, int, int]:
         model(x)
     forward, context.waits = context.waits, 0
     model.eval()
-    for _ in range(rank):  # unequally often: no one may wait
+    for _ in range(rank):  # unequally often: no rank may wait
         model(x)
     return step, forward, context.waits
 
 
 def refused(rank: int, case: Case) -> tuple[list[str], list[float]]:
-    """Return what is said of a batch that is too small, and the buffers afterwards."""
+    """Return the message for a batch that is too small, and the buffers afterwards."""
     layer = UnionBatchNorm(CHANNELS, context=Context(dist.group.WORLD, case.shares[rank] > 0))
     with pytest.raises(ConfigError) as error:
         layer(torch.randn(1, CHANNELS))
@@ -256,7 +256,7 @@ def refused(rank: int, case: Case) -> tuple[list[str], list[float]]:
 
 
 def differentiated_twice(rank: int) -> str:
-    """Return what is said to someone who wants the gradient of a gradient."""
+    """Return the message for the gradient of a gradient."""
     layer = UnionBatchNorm(CHANNELS, context=Context(dist.group.WORLD))
     x = torch.randn(3 + rank, CHANNELS, requires_grad=True)
     loss = layer(x).square().sum()

@@ -1,4 +1,4 @@
-"""Ranks of which one is told to leave, and perhaps told to stay after all."""
+"""Ranks of which one gets a notice, which is perhaps withdrawn."""
 
 from __future__ import annotations
 
@@ -21,9 +21,7 @@ def _over(shares: list[tuple[int, ...]], going: list[Any], withdrawn: bool) -> b
     return any(0 in split for split in shares) and 0 not in shares[-1]
 
 
-def told_to_leave(
-    rank: int, who: int, withdrawn: bool, saves: bool, workers: int
-) -> dict[str, Any]:
+def given_notice(rank: int, who: int, withdrawn: bool, saves: bool, workers: int) -> dict[str, Any]:
     """Train until a notice has been heeded; once it has, it may be withdrawn.
 
     One rank gets it in step 10, and lets it be withdrawn after some steps without a share.

@@ -37,7 +37,7 @@ class Rank:
     """One rank of a run.
 
     Args:
-        settings: of the `Stride`, beside batch and bounds.
+        settings: of the `Stride`, other than batch and bounds.
         options: of its loader.
         folder: for checkpoints; none if ``None``.
         samples: of the data set.
@@ -90,7 +90,7 @@ class Rank:
         """Train so many epochs in all, or up to a step.
 
         And further, until the batch has changed: on a machine that others use as well, steps may
-        be told apart late.
+        be distinguished late.
         """
         self.seen.append([])
         while self.stride.epoch < epochs or (
@@ -103,7 +103,7 @@ class Rank:
                     return
             self.ends.append((epoch, self.stride.step, self.stride.global_batch))
 
-    def told(self) -> dict[str, Any]:
+    def reported(self) -> dict[str, Any]:
         """Return what the rank saw; its run has ended then."""
         found = {
             "seen": self.seen[:-1],
@@ -137,7 +137,7 @@ def chosen(
             patch.setenv("EVENSTRIDE_GLOBAL_BATCH", str(batch))
         rank = Rank(settings, options, folder)
     rank.train(epochs, stop)
-    return rank.told()
+    return rank.reported()
 
 
 def left_early(me: int, who: tuple[int, ...], samples: int = SAMPLES) -> dict[str, Any]:
@@ -151,7 +151,7 @@ def left_early(me: int, who: tuple[int, ...], samples: int = SAMPLES) -> dict[st
             if me in who and rank.stride.step == last:
                 break
         rank.ends.append((rank.stride.epoch, rank.stride.step, rank.stride.global_batch))
-    return rank.told()
+    return rank.reported()
 
 
 def restored(me: int) -> str:

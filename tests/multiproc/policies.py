@@ -54,18 +54,18 @@ class TakeTurns:
 
 
 class Notebook:
-    """A sink of a user's own: counts what it is told."""
+    """A sink of a user's own: counts the snapshots that it gets."""
 
     def __init__(self, path: Path) -> None:
-        self._path, self._told = path, 0
+        self._path, self._reported = path, 0
 
     def write(self, snapshot: evenstride.Snapshot) -> None:
         """Count."""
-        self._told += bool(snapshot.samples)
+        self._reported += bool(snapshot.samples)
 
     def close(self) -> None:
         """Write the count down."""
-        self._path.write_text(str(self._told))
+        self._path.write_text(str(self._reported))
 
 
 def trained_by_objects(rank: int, folder: Path, steps: int) -> None:

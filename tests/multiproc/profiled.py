@@ -16,7 +16,7 @@ from evenstride.trace.read import read_records
 
 MOST_STEPS = 400
 TOLD = 16
-"""Steps that an exchange must have told of before training ends; when one comes is not fixed."""
+"""Steps that an exchange must have reported before training ends; when one comes is not fixed."""
 LOOKS = 5  # steps between two looks for that
 WIDTH = 768
 MARK = "step"
@@ -50,11 +50,11 @@ def profiled(rank: int, folder: str) -> None:
 
 
 def _enough(run: Path) -> bool:
-    """Return on every rank what the leader reads: whether exchanges have told of enough steps."""
-    told = [0]
+    """Return on every rank what the leader reads: whether exchanges have reported enough steps."""
+    reported = [0]
     if dist.get_rank() == 0:
         events = [record["event"] for record in read_records(run) if record["kind"] == "event"]
-        told += [event["step"] for event in events if event["type"] == "Exchanged"]
-    enough = torch.tensor(max(told) >= TOLD)
+        reported += [event["step"] for event in events if event["type"] == "Exchanged"]
+    enough = torch.tensor(max(reported) >= TOLD)
     dist.broadcast(enough, 0)
     return bool(enough)

@@ -69,8 +69,8 @@ class Recipe:
         losses = [
             float(loss) for loss in re.findall(r"(?:test|validation) loss ([\d.]+)", out.getvalue())
         ]
-        told = {"loaded": [*self.loaded], "losses": losses}
-        return told if net is None else {"weights": weights(net), **told}
+        reported = {"loaded": [*self.loaded], "losses": losses}
+        return reported if net is None else {"weights": weights(net), **reported}
 
     def alone(self, accumulate: int = 1) -> dict[str, Any]:
         """Return what one process comes to in plain PyTorch, on the union of the batches."""
@@ -182,25 +182,25 @@ def accelerate(rank: int, folder: str) -> dict[str, Any]:
 
     with launched(rank, recipe) as patch:
         try:
-            told = {"alone": recipe.alone(), "whole": recipe.run()}
-            told["pieces"] = recipe.run("--max-micro-batch", 2)
-            told["resumed"] = cut_and_rest(recipe, patch, Path(folder, "saved"))
+            reported = {"alone": recipe.alone(), "whole": recipe.run()}
+            reported["pieces"] = recipe.run("--max-micro-batch", 2)
+            reported["resumed"] = cut_and_rest(recipe, patch, Path(folder, "saved"))
             for name, which in (("prepared", True), ("evaluation prepared", False)):
                 patch.setattr(evenstride.Stride, "loader", prepares(which))
-                told[name] = {"error": refusal(patch, recipe.run)}
+                reported[name] = {"error": refusal(patch, recipe.run)}
         finally:
             AcceleratorState._reset_state(reset_partial_state=True)
-    return told
+    return reported
 
 
 def fabric(rank: int, folder: str) -> dict[str, Any]:
     """Run the recipe for Fabric."""
     recipe = Recipe("lightning_fabric", ("--accelerator", "cpu", "--precision", "64-true"))
     with launched(rank, recipe) as patch:
-        told = {"alone": recipe.alone(), "whole": recipe.run()}
-        told["pieces"] = recipe.run("--max-micro-batch", 2)
-        told["resumed"] = cut_and_rest(recipe, patch, Path(folder, "saved"))
-    return told
+        reported = {"alone": recipe.alone(), "whole": recipe.run()}
+        reported["pieces"] = recipe.run("--max-micro-batch", 2)
+        reported["resumed"] = cut_and_rest(recipe, patch, Path(folder, "saved"))
+    return reported
 
 
 def trainer(rank: int, folder: str) -> dict[str, Any]:
@@ -217,19 +217,19 @@ def trainer(rank: int, folder: str) -> dict[str, Any]:
 
     with launched(rank, recipe) as patch:
         checkpoint = ("--checkpoint", Path(folder, "saved"), "--save-every", CUT_AFTER)
-        told = {"alone": recipe.alone(), "whole": recipe.run(*checkpoint)}
+        reported = {"alone": recipe.alone(), "whole": recipe.run(*checkpoint)}
         rest = recipe.run(*checkpoint)  # from the state that a Trainer saved last, in mid-epoch
-        told["resumed"] = joined(until_saved(told["whole"], rest), rest)
-        told["next epoch"] = cut_and_rest(recipe, patch, Path(folder, "epoch"), STEPS_IN_EPOCH)
-        told["twice"] = recipe.run("--accumulate", 2)
-        told["twice alone"] = recipe.alone(accumulate=2)
+        reported["resumed"] = joined(until_saved(reported["whole"], rest), rest)
+        reported["next epoch"] = cut_and_rest(recipe, patch, Path(folder, "epoch"), STEPS_IN_EPOCH)
+        reported["twice"] = recipe.run("--accumulate", 2)
+        reported["twice alone"] = recipe.alone(accumulate=2)
         with patch.context() as wrong:
             wrong.setattr(recipe.module.L, "Trainer", resharding)
-            told["resharded"] = {"error": refusal(wrong, recipe.run)}
+            reported["resharded"] = {"error": refusal(wrong, recipe.run)}
         with patch.context() as wrong:
             wrong.setattr(evenstride.Stride, "loader", in_pieces)
-            told["pieces"] = {"error": refusal(wrong, recipe.run)}
-    return told
+            reported["pieces"] = {"error": refusal(wrong, recipe.run)}
+    return reported
 
 
 class Stages:
@@ -255,7 +255,7 @@ class Stages:
         return Recorded(self.recipe.rows(samples, seed), self.loaded[seed])
 
     def fresh(self, model: Any = None) -> tuple[Any, Any, dict[str, Any]]:
-        """Return a Trainer, a model, and what to give the one beside the other."""
+        """Return a Trainer, a model, and what to give the one with the other."""
         more = {"datamodule": self.data(self.args)} if self.data else {}
         return self.recipe.module.trainer_for(self.args), model or self.kind(self.args), more
 
@@ -269,30 +269,32 @@ class Stages:
 def stages(rank: int, folder: str, *, by_datamodule: bool) -> dict[str, Any]:
     """Run every entry point of a Trainer; return what each loaded, and came to."""
     recipe = Recipe("lightning_trainer", ("--accelerator", "cpu", "--precision", "64-true"))
-    told: dict[str, Any] = {}
+    reported: dict[str, Any] = {}
     with launched(rank, recipe) as patch, contextlib.redirect_stdout(io.StringIO()):
         on = Stages(recipe, folder, by_datamodule=by_datamodule)
         patch.setattr(recipe.module, "rows", on.recorded)
 
         trainer, model, data = on.fresh()
-        told["fit"] = on.of(1, lambda: trainer.fit(model, **data)) | {"weights": weights(model.net)}
-        told["test after fit"] = on.of(3, lambda: trainer.test(model, **data))
+        reported["fit"] = on.of(1, lambda: trainer.fit(model, **data)) | {
+            "weights": weights(model.net)
+        }
+        reported["test after fit"] = on.of(3, lambda: trainer.test(model, **data))
         model.stride.close()
 
         (saved,) = Path(folder).glob("epoch*.ckpt")  # in the midst of the second epoch
         trainer, model, data = on.fresh()
-        told["validate"] = on.of(2, lambda: trainer.validate(model, ckpt_path=saved, **data))
-        told["resume"] = on.of(1, lambda: trainer.fit(model, ckpt_path=saved, **data))
-        told["resume"]["weights"] = weights(model.net)
+        reported["validate"] = on.of(2, lambda: trainer.validate(model, ckpt_path=saved, **data))
+        reported["resume"] = on.of(1, lambda: trainer.fit(model, ckpt_path=saved, **data))
+        reported["resume"]["weights"] = weights(model.net)
         model.stride.close()
 
         loaded = on.kind.load_from_checkpoint(saved, args=on.args)
-        told["saved"] = weights(loaded.net)
+        reported["saved"] = weights(loaded.net)
         trainer, model, data = on.fresh(loaded)
-        told["test"] = on.of(3, lambda: trainer.test(model, **data))
-        told["predict"] = on.of(3, lambda: sum(map(len, trainer.predict(model, **data))))
+        reported["test"] = on.of(3, lambda: trainer.test(model, **data))
+        reported["predict"] = on.of(3, lambda: sum(map(len, trainer.predict(model, **data))))
         model.stride.close()
-    return told
+    return reported
 
 
 def _parted(example: Any) -> tuple[type[Any], type[Any]]:

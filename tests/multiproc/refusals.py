@@ -160,7 +160,7 @@ def divided(rank: int, name: str) -> tuple[str, str]:
     return answer
 
 
-def told_of_the_rest(rank: int, policy: str | None) -> list[str]:
+def warnings_of_the_rest(rank: int, policy: str | None) -> list[str]:
     """Return what this rank warns of when its `Stride` has half of the ranks."""
     groups = [dist.new_group([0, 1]), dist.new_group([2, 3])]
     mine = groups[rank // 2]

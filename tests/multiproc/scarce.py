@@ -42,7 +42,7 @@ def spare(room_bytes: int) -> Iterator[None]:
 
 
 def train(rank: int) -> dict[str, Any]:
-    """Train on what there is; return all gradients, and the sizes of the batches that came."""
+    """Train on the data; return all gradients, and the sizes of the batches that came."""
     stride = evenstride.Stride(global_batch=BATCH, policy=f"static:{SHARES[0]},{SHARES[1]}")
     loader, module = stride.loader(rows(BATCH * STEPS)), wide_net()
     model = stride.watch(DistributedDataParallel(module, bucket_cap_mb=1))

@@ -1,7 +1,7 @@
 """A script that is trained while its configuration is searched for: ``searched.py FOLDER MODE``.
 
 Every rank notes which samples it trained in which step. It ends a few epochs after the
-configuration is known, and prints how many epochs it was told. Modes other than ``whole`` leave
+configuration is known, and prints how many epochs it was given. Modes other than ``whole`` leave
 something out that a search needs.
 """
 
@@ -45,8 +45,8 @@ def loss_of(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 
 def known(folder: Path) -> bool:
     """Return whether the search has come to its end."""
-    told = folder / "online.json"
-    return told.exists() and json.loads(told.read_text())["chosen"] is not None
+    reported = folder / "online.json"
+    return reported.exists() and json.loads(reported.read_text())["chosen"] is not None
 
 
 def main(folder: Path, mode: str) -> None:

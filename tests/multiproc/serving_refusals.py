@@ -40,7 +40,7 @@ def loop(rank: int, wrong: str) -> str:
     kind = Odd if wrong == "fails" else torch.optim.SGD
     optimizer: torch.optim.Optimizer = kind(module.parameters(), lr=0.01)
     other = torch.optim.SGD(module.parameters(), lr=0.01)
-    told = ""
+    reported = ""
     try:
         for number, (_, x, y) in enumerate(loader):
             stride.scale(F.mse_loss(model(x), y)).backward()  # type: ignore[no-untyped-call]
@@ -55,9 +55,9 @@ def loop(rank: int, wrong: str) -> str:
                 with torch.no_grad():
                     next(module.parameters()).clamp_(-0.1, 0.1)
     except evenstride.errors.EvenstrideError as error:
-        told = str(error)
+        reported = str(error)
     stride.close()
-    return told
+    return reported
 
 
 def smaller(rank: int) -> list[int]:
@@ -78,14 +78,14 @@ def two(rank: int) -> str:
     first = evenstride.Stride(global_batch=8, sync="bsp-ps")
     first.watch(net())
     second = evenstride.Stride(global_batch=8, sync="asp")
-    told = ""
+    reported = ""
     try:
         second.watch(net())
     except evenstride.errors.EvenstrideError as error:
-        told = str(error)
+        reported = str(error)
     second.close()
     first.close()
-    return told
+    return reported
 
 
 def broken(rank: int) -> str:
@@ -94,14 +94,14 @@ def broken(rank: int) -> str:
     stride = evenstride.Stride(global_batch=8, sync="bsp-ps(servers=2)")
     whole = vars(server_calls)["start"]
     vars(server_calls)["start"] = _broken
-    told = ""
+    reported = ""
     try:
         stride.watch(net())
     except evenstride.errors.WorkerLost as error:
-        told = str(error)
+        reported = str(error)
     vars(server_calls)["start"] = whole
     stride.close()
-    return told
+    return reported
 
 
 def _broken(meeting: RpcRendezvous, index: int) -> ServerProcess:

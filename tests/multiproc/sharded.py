@@ -153,7 +153,7 @@ def order_of_callbacks(rank: int) -> tuple[list[str], list[float], list[float]]:
 
 
 def uncounted(rank: int, trace: str, asked: dict[str, Any]) -> dict[str, Any]:
-    """Train a model whose waits cannot be told from work, as on CUDA, with unequal ranks.
+    """Train a model whose waits cannot be distinguished from work, as on CUDA, with unequal ranks.
 
     Returns:
         What was raised, or the shares after each step and the summary.
@@ -451,7 +451,7 @@ def evaluated_unequally(_rank: int) -> tuple[int, float]:
     loader, layout = stride.loader(rows(48)), Layout(mesh=(2,))
     held_out = stride.loader(rows(40), train=False, max_micro_batch=4)
     model = stride.watch(sharded(Net(layout, torch.float64), layout))
-    batches, told = 0, 0.0
+    batches, reported = 0, 0.0
     for _, x, y in loader:
         stride.scale(nn.functional.mse_loss(model(x), y)).backward()  # type: ignore[no-untyped-call]
         total, count = 0.0, 0
@@ -459,9 +459,9 @@ def evaluated_unequally(_rank: int) -> tuple[int, float]:
             for _, x_seen, y_seen in held_out:
                 total += float((model(x_seen) - y_seen).square().sum())
                 count, batches = count + len(x_seen), batches + 1
-        told = stride.mean(total, count)
+        reported = stride.mean(total, count)
     stride.close()
-    return batches, told
+    return batches, reported
 
 
 def islands(rank: int, layout: Layout) -> tuple[int, ...]:

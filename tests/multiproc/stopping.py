@@ -52,11 +52,11 @@ def left(rank: int, sync: str, stop: int) -> list[str]:
         stop: the step; an epoch has 7.
     """
     del rank
-    told = list[str]()
+    reported = list[str]()
     with pytest.MonkeyPatch.context() as patch:
         stride = evenstride.Stride(global_batch=30, policy="static:7,23", sync=sync)
         patch.setattr(
-            logging.getLogger("evenstride"), "warning", lambda text, *a: told.append(text % a)
+            logging.getLogger("evenstride"), "warning", lambda text, *a: reported.append(text % a)
         )
         loader, module = stride.loader(rows(200)), net()
         model = stride.watch(module)
@@ -69,4 +69,4 @@ def left(rank: int, sync: str, stop: int) -> list[str]:
                 if stride.step == stop:
                     break
         stride.close()
-    return told
+    return reported

@@ -29,9 +29,9 @@ def read(shard: int, skip: int) -> Iterator[tuple[Tensor, ...]]:
 def train(rank: int, plan: dict[str, Any]) -> dict[str, Any]:
     """Train as ``plan`` says; return samples and gradient of every step, and the state.
 
-    The plan's keys: policy, epochs, workers (of each rank's loader), stop (steps after which the
-    run ends), breaks (steps after which the loop is left and entered again), state, early (whether
-    the state is loaded before there is a loader), micro.
+    The plan's keys: policy, epochs, workers (of each rank's loader), micro, and stop (steps after
+    which the run ends). Also breaks (steps after which the loop is left and entered again), state,
+    and early (whether the state is loaded before the loader exists).
     """
     stride = evenstride.Stride(global_batch=BATCH, policy=plan["policy"])
     if plan.get("early"):
@@ -63,9 +63,9 @@ def train(rank: int, plan: dict[str, Any]) -> dict[str, Any]:
                 steps.append({"ids": [], "drawn": []})
                 if len(steps) - 1 in plan.get("breaks", ()) or len(steps) > plan.get("stop", 10**6):
                     break
-    told = {"steps": steps[:-1], "state": stride.state_dict(), "summary": str(stride.summary())}
+    reported = {"steps": steps[:-1], "state": stride.state_dict(), "summary": str(stride.summary())}
     stride.close()
-    return told
+    return reported
 
 
 def evaluated(rank: int) -> list[int]:

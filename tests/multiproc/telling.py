@@ -24,7 +24,7 @@ BATCH, FEATURES, WIDTH = 128, 256, 2048
 _LOOKS, _STEPS = 200, 10
 
 
-def told(rank: int, asked: list[str]) -> dict[str, Any]:
+def reported(rank: int, asked: list[str]) -> dict[str, Any]:
     """Train a little with some sinks; return what is there in the end and what Prometheus said."""
     stride = evenstride.Stride(global_batch=12, sinks=asked)
     module = net()
@@ -110,9 +110,9 @@ def burdened(rank: int, folder: str, times: int) -> dict[str, Any]:
 def _looked(path: Path) -> tuple[bool, bool]:
     """Return whether the sink tells of both speeds, and whether of a slow rank 1."""
     with path.open(newline="") as file:
-        told = list(csv.DictReader(file))
-    known = {row["label"] for row in told if row["metric"] == "worker_speed_ratio"}
-    texts = [row["text"] for row in told if row["label"].endswith("/1")]
+        reported = list(csv.DictReader(file))
+    known = {row["label"] for row in reported if row["metric"] == "worker_speed_ratio"}
+    texts = [row["text"] for row in reported if row["label"].endswith("/1")]
     return len(known) == 2, any(text.startswith("slow:") for text in texts)
 
 

@@ -54,9 +54,9 @@ def test_the_gradient_is_exact_over_a_cpu_and_a_cuda_device(ranks: RankPool) -> 
     everywhere = ranks.run(mixed, 2, 30, "static:23,7")
 
     truth = alone(Loop(30, 180, "static:23,7", steps=6))
-    for told in everywhere:
-        assert told["checks"] == 2, "weights are compared where ranks are of several kinds"
-        for actual, expected in zip(told["gradients"], truth, strict=True):
+    for reported in everywhere:
+        assert reported["checks"] == 2, "weights are compared where ranks are of several kinds"
+        for actual, expected in zip(reported["gradients"], truth, strict=True):
             assert relative_error(actual, expected) <= 1e-9  # weights drift by last digits
 
 

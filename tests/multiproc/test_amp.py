@@ -56,7 +56,7 @@ OVERFLOWS = {
     "the first step": Run(overflow=(1, 0)),
     "with clipping": Run(overflow=(0, 1), clip=1e-2),
     "in micro-batches": Run(overflow=(0, 1), micro=4),
-    "beside a share of 0": Run("static:0,3,13", overflow=(1, 2), poison=0),
+    "with a share of 0": Run("static:0,3,13", overflow=(1, 2), poison=0),
     "inside a fused optimizer": Run(overflow=(0, 1), optimizer="fused"),
     "under a sharded optimizer": Run(overflow=(0, 1), optimizer="zero"),
     "sharded": Run(engine="fsdp", overflow=(0, 1)),
@@ -105,10 +105,10 @@ EXACT = {
     "half precision in micro-batches": Run(micro=4),
     "bfloat16 in micro-batches": Run(dtype="bfloat16", micro=4),
     "a share of 0 whose loss is infinite": Run("static:0,3,13", poison=0),
-    "bfloat16 beside such a share": Run("static:0,3,13", dtype="bfloat16", poison=0),
+    "bfloat16 with such a share": Run("static:0,3,13", dtype="bfloat16", poison=0),
     "sharded": Run(engine="fsdp"),
     "sharded in bfloat16": Run(engine="fsdp", dtype="bfloat16"),
-    "sharded beside a share of 0": Run("static:0,3,13", engine="fsdp", mesh=(3,), poison=0),
+    "sharded with a share of 0": Run("static:0,3,13", engine="fsdp", mesh=(3,), poison=0),
 }
 
 

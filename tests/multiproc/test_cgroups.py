@@ -24,7 +24,7 @@ from evenstride.lab.processes.cpu_limits import (
 )
 from tests.unit.lab.stage import interpreter
 
-# Whoever makes groups removes those of processes that have ended, which is waited for here.
+# A process that makes groups removes those of processes that have ended, which is waited for here.
 pytestmark = [pytest.mark.cgroups, pytest.mark.alone]
 
 # Burns some CPU time, and tells how much of a core it got meanwhile by its own two clocks.
@@ -42,7 +42,7 @@ sys.stdin.readline()
 LAB = """
 import signal
 import sys
-# As a terminal would start it: whoever runs the tests in the background ignores these.
+# As a terminal would start it: a shell that runs the tests in the background ignores these.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 sys.executable = sys.argv.pop(1)

@@ -31,8 +31,8 @@ def _steps(folder: str | Path) -> list[int]:
     return sorted(name.step for name in names if name is not None)
 
 
-def _told(seen: Seen, what: str) -> list[str]:
-    return [text for text in seen.told if what in text]
+def _reported(seen: Seen, what: str) -> list[str]:
+    return [text for text in seen.reported if what in text]
 
 
 @pytest.mark.parametrize("engine", ["ddp", pytest.param("fsdp", marks=needs_shards_on_cpu)])
@@ -46,7 +46,7 @@ def test_a_run_goes_on_with_fewer_ranks_and_with_more(
         here = run if world_size > 1 else replace(run, engine="plain")
         seen = ranks.run(go, world_size, here)
         assert {one.restored for one in seen} == {done or None}
-        assert not any(one.error or one.told for one in seen)
+        assert not any(one.error or one.reported for one in seen)
         _follows(seen, expected[done : done + 4])
         done += 4
 
@@ -107,9 +107,9 @@ def test_damage_that_one_rank_finds_is_passed_over_by_all(
     seen = ranks.run(go, 3, run)
 
     assert [one.restored for one in seen] == [2, 2, 2]
-    assert [len(_told(one, "is skipped")) for one in seen] == [1, 0, 0]
-    (told,) = _told(seen[0], "is skipped")
-    assert f"{newest.name} is skipped: {newest.name}/{broken} differs" in told
+    assert [len(_reported(one, "is skipped")) for one in seen] == [1, 0, 0]
+    (reported,) = _reported(seen[0], "is skipped")
+    assert f"{newest.name} is skipped: {newest.name}/{broken} differs" in reported
     _follows(seen, alone(replace(run, steps=6))[2:])
 
 
@@ -145,9 +145,9 @@ def test_a_rank_that_cannot_write_costs_the_checkpoint_on_all_ranks_alike(
 
     assert {one.report["failed"] for one in seen} == {2}, "the save that was due, the last try"
     assert all("No space left on device" in one.error for one in seen)
-    told = [_told(one, "was not saved") for one in seen]
-    assert [len(each) for each in told] == [1, 0], "one warning, not one per rank"
-    assert f"rank {denied[0]}" in told[0][0]
+    reported = [_reported(one, "was not saved") for one in seen]
+    assert [len(each) for each in reported] == [1, 0], "one warning, not one per rank"
+    assert f"rank {denied[0]}" in reported[0][0]
     _follows(seen, alone(run))
     again = ranks.run(go, 2, replace(run, denied=None))
     assert {one.restored for one in again} == {None}
@@ -202,15 +202,15 @@ def test_a_manifest_lists_the_saved_state(ranks: RankPool, tmp_path: Path) -> No
     ranks.run(go, 2, Run(str(tmp_path), steps=4))
 
     (name,) = checkpoints(tmp_path)
-    told = json.loads((tmp_path / name / "manifest.json").read_text().partition("\n")[0])
+    reported = json.loads((tmp_path / name / "manifest.json").read_text().partition("\n")[0])
 
-    assert (told["format"], told["step"], told["world_size"]) == (1, 4, 2)
-    assert sorted(told["files"]) == sorted(
+    assert (reported["format"], reported["step"], reported["world_size"]) == (1, 4, 2)
+    assert sorted(reported["files"]) == sorted(
         ["metadata.json"] + [f"{kind}-0000{r}.{end}" for r in (0, 1) for kind, end in KINDS]
     )
-    assert told["data"]["length"] == 120
-    assert told["stride"]["position"] == 96
-    assert math.isfinite(told["created_unix_s"])
+    assert reported["data"]["length"] == 120
+    assert reported["stride"]["position"] == 96
+    assert math.isfinite(reported["created_unix_s"])
 
 
 KINDS = [("tensors", "bin"), ("items", "jsonl")]

@@ -68,11 +68,11 @@ def test_parts_of_unequal_length_are_named_as_such(ranks: RankPool) -> None:
 
 
 def test_one_file_that_differs_is_a_warning_of_rank_0(ranks: RankPool) -> None:
-    (answer, told), (other, silent) = ranks.run(slightly, 2)
+    (answer, reported), (other, silent) = ranks.run(slightly, 2)
 
     assert answer == other == ("", "")
-    assert len(told) == 1
-    check_message(told[0], "rank 1", "rank 0")
+    assert len(reported) == 1
+    check_message(reported[0], "rank 1", "rank 0")
     assert silent == []
 
 

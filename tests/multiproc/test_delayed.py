@@ -1,4 +1,4 @@
-"""Gradients that come one step late, on real processes, beside one process that does the same."""
+"""Gradients that come one step late, on real processes and on one process that does the same."""
 
 from __future__ import annotations
 

@@ -14,9 +14,9 @@ from tests.multiproc.training import relative_error
 def test_a_last_digit_up_and_down_is_noticed_and_mended(ranks: RankPool) -> None:
     one, other = ranks.run(train, 2, {"every": 5, "off": True})
 
-    for told in (one, other):
-        assert (told["checks"], told["drifts"]) == (2, 2)
-        check_message(lines_with(told["told"], "weights differed"))
+    for reported in (one, other):
+        assert (reported["checks"], reported["drifts"]) == (2, 2)
+        check_message(lines_with(reported["reported"], "weights differed"))
     # One step after the last comparison, and two weights of that step.
     differing = [a != b for a, b in zip(one["weights"], other["weights"], strict=True)]
     assert 0 < sum(differing) <= 2
@@ -53,7 +53,7 @@ def test_compressed_gradients_are_weighted_as_well(ranks: RankPool) -> None:
     ("every", "says"),
     [([5, 6], ("RanksDisagree", "drift_check")), ([-1, 5], ("ConfigError",))],
 )
-def test_what_cannot_be_is_refused_alike(
+def test_invalid_calls_are_refused_on_every_rank(
     ranks: RankPool, every: list[int], says: tuple[str, ...]
 ) -> None:
     one, other = ranks.run(refused, 2, every)

@@ -1,4 +1,4 @@
-"""Whoever ends first, the trace and the summary have the last steps, too."""
+"""Whichever rank ends first, the trace and the summary have the last steps, too."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def test_the_last_steps_are_in_trace_and_summary(
 
     records = list(read_records(tmp_path))
     events = [decode(one["event"]) for one in records if one["kind"] == "event"]
-    told = np.zeros((steps, 3), dtype=int)
+    reported = np.zeros((steps, 3), dtype=int)
     for event in events:
         if isinstance(event, Exchanged):
             for seen in event.observations:
-                told[seen.first_step : seen.first_step + seen.steps, seen.worker] += 1
-    assert told[: steps - 1].tolist() == [[1, 1, 1]] * (steps - 1)
-    assert told[-1, first] == 1, "others may still be at the last step, and not wait for them"
+                reported[seen.first_step : seen.first_step + seen.steps, seen.worker] += 1
+    assert reported[: steps - 1].tolist() == [[1, 1, 1]] * (steps - 1)
+    assert reported[-1, first] == 1, "others may still be at the last step, and not wait for them"
     exchanges = [event for event in events if isinstance(event, Exchanged)]
     assert [event.last for event in exchanges] == [False] * (len(exchanges) - 1) + [True]
     assert replay(tmp_path).identical
@@ -45,20 +45,20 @@ def test_the_last_steps_are_in_trace_and_summary(
 @pytest.mark.parametrize("loop", LOOPS)
 def test_a_limit_of_steps_ends_any_loop_on_every_rank(ranks: RankPool, loop: str) -> None:
     """No pass is empty, so that loop variables are bound, and an endless generator ends."""
-    told = ranks.run(limited, 2, loop, "EVENSTRIDE_MAX_STEPS", "6")
+    reported = ranks.run(limited, 2, loop, "EVENSTRIDE_MAX_STEPS", "6")
 
-    assert told == [(0, 6), (0, 6)]
+    assert reported == [(0, 6), (0, 6)]
 
 
 def test_a_calibration_ends_an_endless_loop(ranks: RankPool) -> None:
-    told = ranks.run(limited, 1, "generator", "EVENSTRIDE_CALIBRATE", "0.5:0,0.25:0")
+    reported = ranks.run(limited, 1, "generator", "EVENSTRIDE_CALIBRATE", "0.5:0,0.25:0")
 
-    assert told == [(0, 8)]
+    assert reported == [(0, 8)]
 
 
 @pytest.mark.parametrize("scaled", [False, True])
 def test_fetching_ahead_is_refused_with_its_cause(ranks: RankPool, scaled: bool) -> None:
-    told = ranks.run(fetched_ahead, 2, scaled)
+    reported = ranks.run(fetched_ahead, 2, scaled)
 
-    assert told[0] == told[1]
-    check_message(told[0], "backward()")
+    assert reported[0] == reported[1]
+    check_message(reported[0], "backward()")

@@ -72,7 +72,7 @@ def test_a_micro_batch_is_never_too_large(ranks: RankPool) -> None:
 
 
 def test_evaluating_inside_a_run_whose_shares_change_is_exact_each_time(ranks: RankPool) -> None:
-    epochs = 12  # long enough for a decision to be made beside it
+    epochs = 12  # long enough for a decision to be made during it
     by_rank = ranks.run(evaluated_while_training, 3, epochs)
 
     for everywhere in zip(*(mine["passes"] for mine in by_rank), strict=True):

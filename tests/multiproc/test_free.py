@@ -20,7 +20,7 @@ CASES = {
     "asp on two servers": Run("asp(servers=2)", policy="static:2,3,7"),
     "asp, prefetching": Run("asp", work=SLOW, processes=1),
     "ssp": Run("ssp(staleness=1)", work=SLOW),
-    "ssp, nobody ahead": Run("ssp(staleness=0)", work=SLOW),
+    "ssp, no worker ahead": Run("ssp(staleness=0)", work=SLOW),
     "ssp, moving shares": Run("ssp(staleness=2)", policy="dynamic-batching", work=SLOW),
 }
 
@@ -103,7 +103,7 @@ def _most_ahead(times: list[list[tuple[float, float]]]) -> int:
     """Return by how many updates a worker that began one was ahead of the slowest.
 
     Seen by the workers' own clocks: an update counts from when it was about to be pushed, so that
-    nothing is taken for a breach that was none; who made no more in the epoch is not waited for.
+    nothing is regarded as a breach by mistake; who made no more in the epoch is not waited for.
     """
     most = 0
     for mine in times:

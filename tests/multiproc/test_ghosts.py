@@ -45,7 +45,7 @@ def test_groups_of_one_job_may_all_use_weights(ranks: RankPool) -> None:
     assert one == same == other == too
 
 
-def test_a_rank_outside_its_group_is_told(ranks: RankPool) -> None:
+def test_a_rank_outside_its_group_gets_an_error(ranks: RankPool) -> None:
     inside, too, outside = ranks.run(outsider, 3)
 
     assert inside == too == ""

@@ -97,7 +97,7 @@ def expected(epoch: int) -> list[int]:
     return [job for job in GROWTH[epoch] if job != 7]  # the one that is held out
 
 
-def test_each_epoch_trains_what_was_finished_once_while_the_data_grow(
+def test_each_epoch_trains_every_finished_sample_once_while_the_data_grow(
     ranks: RankPool, folder: Path, tmp_path: Path
 ) -> None:
     seen = ranks.run(trained, 2, folder, GROWTH, 4, 100, tmp_path)
@@ -119,7 +119,7 @@ def test_a_restart_in_mid_epoch_keeps_to_the_list_the_epoch_began_with(
     assert of_epoch(after, 2) == expected(3)
 
 
-def test_a_restart_between_epochs_takes_what_is_finished_by_then(
+def test_a_restart_between_epochs_includes_what_has_finished_meanwhile(
     ranks: RankPool, folder: Path, tmp_path: Path
 ) -> None:
     ranks.run(trained, 2, folder, GROWTH, 4, 1, tmp_path)

@@ -88,8 +88,8 @@ def test_one_island_of_all_ranks_keeps_equal_shares_and_says_so(ranks: RankPool)
     leader, other = ranks.run(balanced, 2, loop, Layout(mesh=(2,)), (1,))
 
     assert {shares for shares in leader.shares if sum(shares) == 40} == {(20, 20)}
-    check_message(leader.told[0], "2 ranks")
-    assert not other.told
+    check_message(leader.reported[0], "2 ranks")
+    assert not other.reported
 
 
 REFUSED = {
@@ -148,14 +148,16 @@ ACCEPTED = {
 
 
 @pytest.mark.parametrize("name", ACCEPTED)
-def test_a_model_on_its_islands_or_none_is_watched(ranks: RankPool, name: str) -> None:
+def test_a_model_sharded_over_the_shard_groups_or_not_at_all_is_watched(
+    ranks: RankPool, name: str
+) -> None:
     assert ranks.run(watched, 4, *ACCEPTED[name]) == [("", "")] * 4
 
 
 @pytest.mark.parametrize("how", ["parts", "shards"])
 def test_data_that_keeps_to_its_rank_is_trained_once_on_islands(ranks: RankPool, how: str) -> None:
-    told = ranks.run(kept, 4, how)
+    reported = ranks.run(kept, 4, how)
 
     for epoch in range(2):
-        trained = [index for mine in told for index in mine[epoch]]
+        trained = [index for mine in reported for index in mine[epoch]]
         assert sorted(trained) == list(range(LENGTH))

@@ -1,4 +1,4 @@
-"""``evenstride lab --sync`` on a real script: each mode trains, and is told by time."""
+"""``evenstride lab --sync`` on a real script: each mode trains, and is compared by time."""
 
 from __future__ import annotations
 
@@ -53,12 +53,12 @@ def test_modes_run_under_limits_and_are_reported_by_time(tmp_path: Path) -> None
     )
 
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    exact, free = told["runs"]
+    reported = json.loads(done.stdout)
+    exact, free = reported["runs"]
     assert (exact["sync"], free["sync"]) == ("bsp", "asp")
     assert exact["staleness"] is None
     assert free["staleness"][1] >= 1
-    for run in told["runs"]:
+    for run in reported["runs"]:
         assert run["shares"] == [16, 16]
         periods = [16 / worker["period_s"] for worker in run["workers"]]
         assert run["samples_per_s"] == pytest.approx(sum(periods), rel=0.3)

@@ -59,7 +59,7 @@ def test_a_round_can_be_settled_early_and_the_others_end_where_they_would(ranks:
     assert [done for done, _ in second] == alike
 
 
-def test_what_cannot_be_is_refused_on_every_rank(ranks: RankPool) -> None:
+def test_invalid_uses_are_refused_on_every_rank(ranks: RankPool) -> None:
     everywhere = ranks.run(refused, 2)
 
     for texts in everywhere:

@@ -66,9 +66,9 @@ def test_a_loss_that_is_maybe_no_mean_is_a_warning_of_one_rank(ranks: RankPool, 
     answers = ranks.run(first_step, 3, name, SPLIT)
 
     assert [answer for answer, _ in answers] == [("", "")] * 3
-    told, *silent = [log for _, log in answers]
-    assert len(told) == 1
-    assert WARNED[name] in told[0]
+    reported, *silent = [log for _, log in answers]
+    assert len(reported) == 1
+    assert WARNED[name] in reported[0]
     assert silent == [[], []]
 
 
@@ -87,7 +87,7 @@ def test_a_divisor_that_does_not_follow_the_batch_is_a_warning(ranks: RankPool) 
         check_message(log[0])
 
 
-def test_a_divisor_that_follows_the_batch_is_none(ranks: RankPool) -> None:
+def test_a_divisor_that_follows_the_batch_is_not_reported(ranks: RankPool) -> None:
     assert ranks.run(constant, 2, True) == [[], []]
 
 
@@ -101,15 +101,15 @@ def test_a_divisor_that_follows_the_batch_is_none(ranks: RankPool) -> None:
 def test_a_scaled_loss_that_is_divided_again_is_a_warning_of_rank_0(
     ranks: RankPool, name: str, micro: int | None, what: str
 ) -> None:
-    told, silent = ranks.run(divided, 2, name, micro)
+    reported, silent = ranks.run(divided, 2, name, micro)
 
-    assert len(told) == 1
-    check_message(told[0], what)
+    assert len(reported) == 1
+    check_message(reported[0], what)
     assert silent == []
 
 
 @pytest.mark.parametrize("name", ["not", "by a gradient scaler", "by 3"])
-def test_other_factors_are_none(ranks: RankPool, name: str) -> None:
+def test_other_factors_are_not_reported(ranks: RankPool, name: str) -> None:
     assert ranks.run(divided, 2, name, None) == [[], []]
 
 

@@ -1,4 +1,4 @@
-"""What would train wrongly is refused alike on every rank; what may be in vain is told once."""
+"""Wrong training is refused on every rank; calls that may be in vain cause one warning."""
 
 from __future__ import annotations
 
@@ -25,81 +25,81 @@ from tests.multiproc.misused import (
 from tests.multiproc.training import Loop, relative_error
 
 
-def check_exact(told: list[dict[str, Any]]) -> None:
+def check_exact(reported: list[dict[str, Any]]) -> None:
     """Fail unless every rank had the gradients of one process."""
     truth = alone(Loop(BATCH, LENGTH, SHARES))
-    for of in told:
+    for of in reported:
         assert of["error"] == ("", "")
         assert len(of["gradients"]) == len(truth)
         for actual, expected in zip(of["gradients"], truth, strict=True):
             assert relative_error(actual, expected) <= 1e-12
 
 
-def check_refused(told: list[dict[str, Any]], kind: str, *texts: str) -> None:
+def check_refused(reported: list[dict[str, Any]], kind: str, *texts: str) -> None:
     """Fail unless all ranks raised the same before any optimizer step."""
-    assert told[0]["error"] == told[1]["error"]
-    assert told[0]["error"][0] == kind
+    assert reported[0]["error"] == reported[1]["error"]
+    assert reported[0]["error"][0] == kind
     for text in texts:
-        assert text in told[0]["error"][1]
-    assert all(of["unchanged"] and not of["gradients"] for of in told)
+        assert text in reported[0]["error"][1]
+    assert all(of["unchanged"] and not of["gradients"] for of in reported)
 
 
 def test_a_bare_module_is_refused(ranks: RankPool) -> None:
-    told = ranks.run(trained, 2, "bare")
+    reported = ranks.run(trained, 2, "bare")
 
-    check_refused(told, "ConfigError", "watch() got a bare Sequential", 'engine="none"')
+    check_refused(reported, "ConfigError", "watch() got a bare Sequential", 'engine="none"')
 
 
 def test_training_without_any_engine_is_refused_before_the_optimizer_steps(
     ranks: RankPool,
 ) -> None:
-    told = ranks.run(_unwatched, 2, "bare")
+    reported = ranks.run(_unwatched, 2, "bare")
 
-    check_refused(told, "ConfigError", "nothing averages their gradients", 'engine="none"')
+    check_refused(reported, "ConfigError", "nothing averages their gradients", 'engine="none"')
 
 
 def test_a_loop_that_calls_the_module_inside_its_engine_is_refused(ranks: RankPool) -> None:
-    told = ranks.run(trained, 2, "module inside")
+    reported = ranks.run(trained, 2, "module inside")
 
-    check_refused(told, "UsageError", "the DistributedDataParallel that stride.watch()")
+    check_refused(reported, "UsageError", "the DistributedDataParallel that stride.watch()")
 
 
 @pytest.mark.parametrize("name", ["contained", "held", "compiled", "compiled inside"])
 def test_a_wrapper_that_has_an_engine_is_watched(ranks: RankPool, name: str) -> None:
-    told = ranks.run(trained, 2, name)
+    reported = ranks.run(trained, 2, name)
 
-    check_exact(told)
-    assert not any(of["heard"] for of in told)
+    check_exact(reported)
+    assert not any(of["heard"] for of in reported)
 
 
-def test_an_engine_that_is_not_watched_is_told_of_once(ranks: RankPool) -> None:
-    told = ranks.run(_unwatched, 2, "ddp")
+def test_an_unwatched_engine_causes_one_warning(ranks: RankPool) -> None:
+    reported = ranks.run(_unwatched, 2, "ddp")
 
-    check_exact(told)
-    assert [len(of["heard"]) for of in told] == [1, 0]
-    check_message(told[0]["heard"][0], "stride.watch")
+    check_exact(reported)
+    assert [len(of["heard"]) for of in reported] == [1, 0]
+    check_message(reported[0]["heard"][0], "stride.watch")
 
 
 @pytest.mark.parametrize("micro", [None, 2])
 def test_a_script_that_averages_by_hand_says_so_and_is_exact(
     ranks: RankPool, micro: int | None
 ) -> None:
-    told = ranks.run(_by_hand, 2, micro)
+    reported = ranks.run(_by_hand, 2, micro)
 
-    check_exact(told)
-    assert not any(of["heard"] for of in told)
+    check_exact(reported)
+    assert not any(of["heard"] for of in reported)
 
 
 def test_a_script_that_averages_by_hand_need_not_watch(ranks: RankPool) -> None:
-    told = ranks.run(_unwatched, 2, "by hand")
+    reported = ranks.run(_unwatched, 2, "by hand")
 
-    check_exact(told)
+    check_exact(reported)
 
 
-def test_clipping_between_micro_batches_is_told_of_with_its_line(ranks: RankPool) -> None:
-    told = ranks.run(partial(clipped, in_pieces=True), 2)
+def test_clipping_between_micro_batches_causes_a_warning_with_its_line(ranks: RankPool) -> None:
+    reported = ranks.run(partial(clipped, in_pieces=True), 2)
 
-    for heard in told:
+    for heard in reported:
         (line,) = heard
         check_message(line)
         assert line.endswith(line_of("# in pieces"))
@@ -110,12 +110,12 @@ def test_clipping_a_whole_gradient_causes_no_warning(ranks: RankPool) -> None:
 
 
 @pytest.mark.parametrize("name", ["from zero", "from zero, inline"])
-def test_epochs_that_begin_again_after_a_restore_are_told_of_once(
+def test_epochs_that_begin_again_after_a_restore_cause_one_warning(
     ranks: RankPool, name: str
 ) -> None:
-    told, others = ranks.run(restored, 2, name)
+    reported, others = ranks.run(restored, 2, name)
 
-    (line,) = told
+    (line,) = reported
     assert not others, "rank 0 speaks for all"
     check_message(line, "epoch 1", line_of("# " + name))
 
@@ -125,25 +125,25 @@ def test_epochs_that_continue_after_a_restore_cause_no_warning(ranks: RankPool, 
     assert ranks.run(restored, 2, name) == [[], []]
 
 
-def test_checkpoints_that_are_never_restored_are_told_of_once(
+def test_checkpoints_that_are_never_restored_cause_one_warning(
     ranks: RankPool, tmp_path: Path
 ) -> None:
     run = partial(saved, restores=False, saves_scheduler=True)
 
-    told, others = ranks.run(run, 2, str(tmp_path))
+    reported, others = ranks.run(run, 2, str(tmp_path))
 
-    (line,) = told
+    (line,) = reported
     assert not others, "rank 0 speaks for all"
     check_message(line, tmp_path)
     assert f"Call checkpoint.restore() after {_construction()}" in line
 
 
-def test_a_scheduler_that_is_not_saved_is_told_of_once(ranks: RankPool, tmp_path: Path) -> None:
+def test_a_scheduler_that_is_not_saved_causes_one_warning(ranks: RankPool, tmp_path: Path) -> None:
     run = partial(saved, restores=False, saves_scheduler=False, otherwise=True)
 
-    told, others = ranks.run(run, 2, str(tmp_path))
+    reported, others = ranks.run(run, 2, str(tmp_path))
 
-    (line,) = told
+    (line,) = reported
     assert not others, "rank 0 speaks for all"
     check_message(line, "StepLR", _construction())
 

@@ -52,17 +52,17 @@ def test_each_rank_reports_both_norms_and_training_is_unchanged(ranks: RankPool,
     assert min(everywhere[1]["seen"]) > 0
     expected = truths(run, [found["ids"] for found in everywhere])
     for rank, found in enumerate(everywhere):
-        _check_told(run, rank, found["told"], expected)
+        _check_reported(run, rank, found["reported"], expected)
 
 
-def _check_told(run: Run, rank: int, told: list[StepParts], expected: list[Truth]) -> None:
+def _check_reported(run: Run, rank: int, reported: list[StepParts], expected: list[Truth]) -> None:
     unit = SCALE**2 if run.scaler else 1.0
     if not expected[0].weights[rank]:
-        assert not told, "a rank without samples has nothing to tell"
+        assert not reported, "a rank without samples has nothing to tell"
         return
     measured = [step for step in range(run.steps) if step % run.every == run.every - 1]
-    assert [parts.step for parts in told] == measured
-    for parts in told:
+    assert [parts.step for parts in reported] == measured
+    for parts in reported:
         truth = expected[parts.step]
         weight, squared = truth.weights[rank], truth.squared[rank]
         assert (parts.parts, parts.weight) == (1, weight)
@@ -89,7 +89,7 @@ def test_the_leader_puts_together_what_the_ranks_tell(ranks: RankPool, tmp_path:
     losses = [one["loss"] for one in read_records(tmp_path) if one["kind"] == "noise"]
     estimate = NoiseEstimate()
     for (step, norms), loss in zip(recorded, losses, strict=True):
-        parts = [parts for found in everywhere for parts in found["told"] if parts.step == step]
+        parts = [parts for found in everywhere for parts in found["reported"] if parts.step == step]
         local = sum(one.local for one in parts) / 64
         assert (norms.parts, norms.batch, norms.mean) == (3, 64, parts[0].mean)
         assert norms.local == pytest.approx(local, rel=1e-12)
@@ -117,7 +117,7 @@ def _check_figures(
 def test_a_gradient_that_is_not_finite_is_left_out(ranks: RankPool) -> None:
     everywhere = ranks.run(train, 3, Run(overflows=2))
 
-    known, whole = NoiseOfRun().hear(parts for found in everywhere for parts in found["told"])
+    known, whole = NoiseOfRun().hear(parts for found in everywhere for parts in found["reported"])
     assert [parts.step for parts in whole] == [0, 1, 3]
     assert not known.open
 
@@ -125,13 +125,13 @@ def test_a_gradient_that_is_not_finite_is_left_out(ranks: RankPool) -> None:
 def test_gradients_from_before_the_step_spoil_the_measurement(ranks: RankPool) -> None:
     found = ranks.run(train, 3, Run(kept=True))[0]
 
-    assert [parts.step for parts in found["told"]] == [0], "there were none before the first"
+    assert [parts.step for parts in found["reported"]] == [0], "there were none before the first"
 
 
 def test_an_engine_of_which_nothing_is_known_is_not_measured(ranks: RankPool) -> None:
     found = ranks.run(train, 3, Run(engine="own"))[0]
 
-    assert not found["told"]
+    assert not found["reported"]
     assert found["hooks"] == [4] * 4, "its own, and none of ours"
     check_message(found["noise"])
 
@@ -143,7 +143,7 @@ def test_an_engine_of_which_nothing_is_known_is_not_measured(ranks: RankPool) ->
         ("others", ("RanksDisagree", "noise_every", "Stride()")),
     ],
 )
-def test_what_cannot_be_measured_is_refused_alike(
+def test_noise_that_cannot_be_measured_is_refused_on_every_rank(
     ranks: RankPool, what: str, says: tuple[str, ...]
 ) -> None:
     one, other = ranks.run(refused, 2, what)

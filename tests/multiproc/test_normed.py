@@ -16,14 +16,14 @@ from tests.multiproc.training import relative_error
 def test_statistics_over_all_ranks_are_those_of_one_process(ranks: RankPool, policy: str) -> None:
     expected = alone()
 
-    for told in ranks.run(train, policy.count(",") + 1, policy, {}):
-        assert len(told["steps"]) == len(expected)
+    for reported in ranks.run(train, policy.count(",") + 1, policy, {}):
+        assert len(reported["steps"]) == len(expected)
         for (gradient, buffers), (true_gradient, true_buffers) in zip(
-            told["steps"], expected, strict=True
+            reported["steps"], expected, strict=True
         ):
             assert relative_error(gradient, true_gradient) <= 1e-12
             assert relative_error(buffers, true_buffers) <= 1e-12
-        assert not any("batch norm" in text for text in told["said"])
+        assert not any("batch norm" in text for text in reported["said"])
 
 
 # Policy, and what the loader is asked for; what is refused.
@@ -46,12 +46,12 @@ def test_unequal_numbers_of_micro_batches_are_refused_alike_before_training(
 ) -> None:
     policy, options, complaint = MICRO[name]
 
-    told, other = ranks.run(train, 2, policy, options)
+    reported, other = ranks.run(train, 2, policy, options)
 
-    assert told == other
-    assert told["step"] == 0
-    assert told["error"].startswith("ConfigError: ")
-    check_message(told["error"], *complaint)
+    assert reported == other
+    assert reported["step"] == 0
+    assert reported["error"].startswith("ConfigError: ")
+    check_message(reported["error"], *complaint)
 
 
 @pytest.mark.parametrize(
@@ -65,28 +65,28 @@ def test_unequal_numbers_of_micro_batches_are_refused_alike_before_training(
 def test_equal_numbers_of_micro_batches_are_allowed(
     ranks: RankPool, policy: str, options: dict[str, Any]
 ) -> None:
-    for told in ranks.run(train, 2, policy, options):
-        assert "error" not in told
-        assert len(told["steps"]) == (3 if "drop_last" in options else 4)
+    for reported in ranks.run(train, 2, policy, options):
+        assert "error" not in reported
+        assert len(reported["steps"]) == (3 if "drop_last" in options else 4)
 
 
 def test_a_tail_that_leaves_one_sample_to_a_rank_is_said_before(ranks: RankPool) -> None:
-    for told in ranks.run(train, 2, "static:8,8", {"shared": False, "length": 35}):
-        assert told["step"] == 2
-        check_message(told["said"])
+    for reported in ranks.run(train, 2, "static:8,8", {"shared": False, "length": 35}):
+        assert reported["step"] == 2
+        check_message(reported["said"])
 
 
 def test_plain_batch_norm_under_unequal_shares_is_warned_about(ranks: RankPool) -> None:
-    for told in ranks.run(train, 2, "static:5,11", {"shared": False}):
-        warnings = [text for text in told["said"] if "batch norm" in text]
+    for reported in ranks.run(train, 2, "static:5,11", {"shared": False}):
+        warnings = [text for text in reported["said"] if "batch norm" in text]
         assert len(warnings) == 1
         assert "stride.sync_batch_norm" in warnings[0]
-        assert relative_error(told["steps"][0][0], alone()[0][0]) > 1e-3
+        assert relative_error(reported["steps"][0][0], alone()[0][0]) > 1e-3
 
 
 def test_plain_batch_norm_under_equal_shares_is_not(ranks: RankPool) -> None:
-    for told in ranks.run(train, 2, "static:8,8", {"shared": False}):
-        assert not any("batch norm" in text for text in told["said"])
+    for reported in ranks.run(train, 2, "static:8,8", {"shared": False}):
+        assert not any("batch norm" in text for text in reported["said"])
 
 
 def test_a_share_of_one_is_refused(ranks: RankPool) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from evenstride.testing import RankPool
-from tests.multiproc.noticed import told_to_leave
+from tests.multiproc.noticed import given_notice
 from tests.multiproc.training import alone_on, relative_error
 
 BATCH, LENGTH = 24, 240
@@ -38,7 +38,7 @@ def _checked(everywhere: list[dict[str, Any]]) -> list[tuple[int, ...]]:
 def test_a_notice_takes_the_share_and_withdrawing_it_gives_it_back(
     ranks: RankPool, who: int
 ) -> None:
-    shares = _checked(ranks.run(told_to_leave, 3, who, True, False, 0))
+    shares = _checked(ranks.run(given_notice, 3, who, True, False, 0))
 
     rest = tuple(0 if rank == who else 12 for rank in range(3))
     assert shares[0] == shares[-1] == (8, 8, 8)
@@ -47,7 +47,7 @@ def test_a_notice_takes_the_share_and_withdrawing_it_gives_it_back(
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_all_ranks_save_and_let_go_at_the_same_step(ranks: RankPool, workers: int) -> None:
-    everywhere = ranks.run(told_to_leave, 3, 1, False, True, workers)
+    everywhere = ranks.run(given_notice, 3, 1, False, True, workers)
 
     shares = _checked(everywhere)
 

@@ -32,7 +32,7 @@ WHOLE = 1e9  # epochs: far more than the script trains, so that it pays to look 
 
 
 @pytest.fixture(autouse=True)
-def _nobody_is_left() -> Iterator[None]:
+def _no_process_is_left() -> Iterator[None]:
     before = set(psutil.Process().children(recursive=True))
     yield
     left = [p for p in psutil.Process().children(recursive=True) if p not in before]
@@ -66,12 +66,12 @@ def noted(folder: Path) -> dict[int, tuple[int, int, int, list[int]]]:
             assert known[:3] == (epoch, batch, workers)
             known[3].extend(ids)
             ranks[step] += 1
-    assert all(ranks[step] == told[2] for step, told in steps.items())
+    assert all(ranks[step] == reported[2] for step, reported in steps.items())
     return dict(sorted(steps.items()))
 
 
-def told_epochs(folder: Path, phase: int) -> int:
-    """Return how many epochs the processes of a phase were told."""
+def epochs_given(folder: Path, phase: int) -> int:
+    """Return how many epochs the processes of a phase were given."""
     first, *_ = (folder / f"phase-{phase}" / "rank-0.log").read_text().split("epochs ")[1].split()
     return int(first)
 
@@ -94,14 +94,14 @@ def test_a_training_is_exact_through_all_its_configurations(tmp_path: Path) -> N
     found = search(asked(tmp_path, "whole"), lines.append)
 
     journal, steps = found.journal, noted(tmp_path)
-    way = [told[1:3] for told in steps.values()]
+    way = [reported[1:3] for reported in steps.values()]
     changes = [after for before, after in pairwise(way) if before != after]
     assert way[0] == (8, 1)
     assert changes[0] == (32, 2)
     # Where it ends is a matter of this machine's times; mostly with one worker, as it is cheaper.
     # A switch to the same configuration tells its processes of other epochs.
     assert len(changes) == sum(one.source != one.target for one in journal.switches) >= 1
-    assert told_epochs(tmp_path, journal.phases) >= (journal.epochs or 0) >= WHOLE
+    assert epochs_given(tmp_path, journal.phases) >= (journal.epochs or 0) >= WHOLE
     assert journal.chosen is not None
     assert (journal.chosen.batch, journal.chosen.workers) == way[-1]
     assert list(steps) == list(range(1, len(steps) + 1))
@@ -113,7 +113,7 @@ def test_a_training_is_exact_through_all_its_configurations(tmp_path: Path) -> N
     for mine, theirs in zip(ended, plain(steps), strict=True):
         torch.testing.assert_close(torch.tensor(mine), torch.tensor(theirs), rtol=0, atol=1e-9)
     assert sum(journal.trained.values()) == pytest.approx(
-        sum(len(told[3]) for told in steps.values()), rel=0.05
+        sum(len(reported[3]) for reported in steps.values()), rel=0.05
     )
     assert found.after is not None and found.overhead is not None
     assert 0 < found.overhead.search_s <= found.overhead.total_s
@@ -131,8 +131,8 @@ def test_a_search_that_was_ended_goes_on_without_its_probes(tmp_path: Path) -> N
     first = asked(tmp_path, "whole", batches=(16,))
     with pytest.raises(Enough):
         search(first, lambda line: until("phase 2, 2 workers with 16 samples: continues", line))
-    told = json.loads((tmp_path / "online.json").read_text())
-    assert [(probe["workers"], probe["batch"]) for probe in told["probes"]] == [(1, 16)]
+    reported = json.loads((tmp_path / "online.json").read_text())
+    assert [(probe["workers"], probe["batch"]) for probe in reported["probes"]] == [(1, 16)]
 
     lines = list[str]()
     found = search(first, lines.append)
@@ -148,7 +148,7 @@ def test_a_search_that_was_ended_goes_on_without_its_probes(tmp_path: Path) -> N
 
 
 def begun(asked: OnlineRequest) -> None:
-    """Leave a search that was ended at 2 workers with 32 samples, told of 777 epochs."""
+    """Leave a search that was ended at 2 workers with 32 samples, given 777 epochs."""
     journal = opened(asked.folder, asked.to_plain())
     point, noise = Point(samples=4, step_s=1e-3, steps=40), Noise(scale=1000, low=999, high=1001)
     # So slow that there is no way back, and of a noise that is known better than by 12 steps.
@@ -164,8 +164,8 @@ def test_processes_train_the_epochs_that_were_found_since_they_began(tmp_path: P
     found = search(small, lines.append)
 
     # First with what the search before had found, not with the 1e6 of its smallest batch.
-    assert told_epochs(tmp_path, 1) == 777
-    assert told_epochs(tmp_path, 2) == needed
+    assert epochs_given(tmp_path, 1) == 777
+    assert epochs_given(tmp_path, 2) == needed
     assert any(f"needs {needed} epochs instead of 777" in line for line in lines)
     assert [(one.source, one.target) for one in found.journal.switches] == [
         (Configuration(2, 32),) * 2
@@ -175,10 +175,10 @@ def test_processes_train_the_epochs_that_were_found_since_they_began(tmp_path: P
     # What the session before has cost is not known.
     assert found.continued and found.overhead is None and found.after is not None
     search(small)
-    assert told_epochs(tmp_path, 3) == needed
+    assert epochs_given(tmp_path, 3) == needed
 
 
-def test_what_was_trained_before_a_search_is_no_part_of_its_cost(tmp_path: Path) -> None:
+def test_training_before_a_search_is_not_part_of_its_cost(tmp_path: Path) -> None:
     only = asked(tmp_path, "whole", workers=(1,), batches=(16,))
     search(only)
     for phase in tmp_path.glob("phase-*"):
@@ -260,15 +260,15 @@ def test_the_command_prints_what_was_found(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, command)
 
     assert done.exit_code == 0, done.output
-    told = json.loads(done.stdout)
-    assert told["chosen"] in [
+    reported = json.loads(done.stdout)
+    assert reported["chosen"] in [
         {"workers": one["workers"], "global_batch": one["global_batch"]}
-        for one in told["configurations"]
+        for one in reported["configurations"]
     ]
-    assert {one["workers"] for one in told["configurations"]} == {1, 2}
-    assert {(one["workers"], one["batch"]) for one in told["probes"]} >= {(1, 8), (2, 32)}
-    assert told["switches"][0]["to"] == {"workers": 2, "global_batch": 32}
-    assert told["overhead"]["part"] < 1
+    assert {one["workers"] for one in reported["configurations"]} == {1, 2}
+    assert {(one["workers"], one["batch"]) for one in reported["probes"]} >= {(1, 8), (2, 32)}
+    assert reported["switches"][0]["to"] == {"workers": 2, "global_batch": 32}
+    assert reported["overhead"]["part"] < 1
     assert "EVENSTRIDE_GLOBAL_BATCH" not in os.environ
 
 
@@ -281,8 +281,8 @@ def test_the_example_takes_part(tmp_path: Path) -> None:
 
     found = search(small)
 
-    told = (tmp_path / "phase-1" / "rank-0.log").read_text()
-    assert "epoch 4: loss" in told  # as many as it is told to train
-    assert "epoch 5: loss" not in told
-    assert "2 worker(s), batch 256" in told
+    reported = (tmp_path / "phase-1" / "rank-0.log").read_text()
+    assert "epoch 4: loss" in reported  # as many as it is given to train
+    assert "epoch 5: loss" not in reported
+    assert "2 worker(s), batch 256" in reported
     assert found.journal.samples == 4 * 2048

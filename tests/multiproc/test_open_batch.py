@@ -90,12 +90,12 @@ def test_training_is_exact_through_all_its_batches(
     _check_trace(tmp_path, everywhere[0])
 
 
-def _check_trace(folder: Path, told: dict[str, Any]) -> None:
+def _check_trace(folder: Path, reported: dict[str, Any]) -> None:
     """The trace tells of each change, replays to the same bytes, and can be read as a run."""
     assert replay(folder).identical
     records = list(read_records(folder))
     events = [decode(one["event"]) for one in records if one["kind"] == "event"]
-    assert sum(isinstance(event, EpochEnded) for event in events) == len(told["ends"])
+    assert sum(isinstance(event, EpochEnded) for event in events) == len(reported["ends"])
     sets = [
         decode(plain)
         for one in records
@@ -103,13 +103,13 @@ def _check_trace(folder: Path, told: dict[str, Any]) -> None:
         for plain in one["instructions"]
     ]
     changes = [[one.effective, one.global_batch] for one in sets if isinstance(one, SetBatch)]
-    assert [[0, BOUNDS[0]], *changes] == told["batches"]
+    assert [[0, BOUNDS[0]], *changes] == reported["batches"]
     passes = {one["step"]: one["global_batch"] for one in records if one["kind"] == "pass"}
-    assert all(passes.get(step, batch) == batch for step, batch in told["batches"])
+    assert all(passes.get(step, batch) == batch for step, batch in reported["batches"])
     assert set(read_course(folder).batches) == set(passes.values())
     story = RunTimeline(folder)
     story.read()
-    assert [one.global_batch for one in story.generations] == [b for _, b in told["batches"]]
+    assert [one.global_batch for one in story.generations] == [b for _, b in reported["batches"]]
     assert not story.unread
 
 
@@ -165,10 +165,10 @@ def test_a_state_of_another_batch_is_taken_up_by_all(ranks: RankPool) -> None:
 def test_no_rank_waits_for_one_that_ends_at_a_change_of_the_batch(
     ranks: RankPool, who: int
 ) -> None:
-    told = ranks.run(ended_at_turn, 2, who)
+    reported = ranks.run(ended_at_turn, 2, who)
 
-    assert told[who] == "left"
-    assert told[1 - who] == f"goes on with {BOUNDS[0]}"
+    assert reported[who] == "left"
+    assert reported[1 - who] == f"goes on with {BOUNDS[0]}"
 
 
 def test_learning_rates_can_follow_the_batch_of_the_epoch(ranks: RankPool) -> None:

@@ -1,4 +1,4 @@
-"""Ranks that make the same calls in another order are told so, all of them."""
+"""Ranks that make the same calls in another order all get an error."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tests.multiproc.loops import in_another_order
 
 
 def test_calls_in_another_order_are_refused_alike(ranks: RankPool) -> None:
-    told = ranks.run(in_another_order, 2)
+    reported = ranks.run(in_another_order, 2)
 
-    assert told[0] == told[1]
-    check_message(told[0], "RanksDisagree", "rank 0", "watch()")
+    assert reported[0] == reported[1]
+    check_message(reported[0], "RanksDisagree", "rank 0", "watch()")

@@ -26,8 +26,12 @@ def test_dbs_decides_where_an_epoch_of_the_loader_ends(ranks: RankPool, tmp_path
     events = [decode(one["event"]) for one in records if one["kind"] == "event"]
     exchanges = [e for e in events if isinstance(e, Exchanged) and not e.last]
     assert [e.epoch for e in exchanges] == [e.step // steps for e in exchanges]
-    told = [map(decode, one["instructions"]) for one in records if one["kind"] == "instructions"]
-    verdicts = [one for group in told for one in group if isinstance(one, KeepShares | SetShares)]
+    reported = [
+        map(decode, one["instructions"]) for one in records if one["kind"] == "instructions"
+    ]
+    verdicts = [
+        one for group in reported for one in group if isinstance(one, KeepShares | SetShares)
+    ]
     reasons = [one.reason for one in verdicts if one.reason != "the run ends"][-len(exchanges) :]
     decided = [not reason.startswith(EARLY) for reason in reasons]
     assert decided == [False] + [a.epoch != b.epoch for a, b in pairwise(exchanges)]
@@ -52,10 +56,10 @@ def test_policy_mode_and_sinks_may_be_objects(ranks: RankPool, tmp_path: Path) -
     header = records[0]
     assert header["policy"] == "tests.multiproc.policies.TakeTurns(low=4, opening_steps=0)"
     assert header["sync"] == "local-sgd(every=2)"
-    told = [
+    reported = [
         decode(i) for one in records if one["kind"] == "instructions" for i in one["instructions"]
     ]
-    splits = [one.shares for one in told if isinstance(one, SetShares)]
+    splits = [one.shares for one in reported if isinstance(one, SetShares)]
     assert splits[:2] == [(4, 12), (12, 4)]
     assert int((tmp_path / "notebook").read_text()) > 0
     assert (tmp_path / "metrics.csv").stat().st_size > 0

@@ -1,4 +1,4 @@
-"""Steps of a run beside what torch.profiler saw of them, in one file, on one clock."""
+"""Steps of a run with what torch.profiler saw of them, in one file, on one clock."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def events(ranks: RankPool, tmp_path: Path) -> Events:
     profiles = [str(tmp_path / f"profile{rank}.json") for rank in range(2)]
     made = export(tmp_path, tmp_path / "out.json.gz", profiles)
     assert [one for one in made.remarks if UNTOLD not in one] == []
-    assert all(told <= at_s for told, at_s in _commits(tmp_path))
+    assert all(reported <= at_s for reported, at_s in _commits(tmp_path))
     assert len(_commits(tmp_path)) >= 2
     return read_events(tmp_path / "out.json.gz")
 

@@ -46,14 +46,14 @@ def test_steps_of_every_size_are_measured_and_the_workload_is_described(tmp_path
 
 
 def test_what_does_not_fit_is_the_limit(tmp_path: Path) -> None:
-    told = list[str]()
+    reported = list[str]()
 
-    found = profile(measuring(tmp_path, SCRIPT, "40"), told.append)
+    found = profile(measuring(tmp_path, SCRIPT, "40"), reported.append)
 
     (device,) = found.devices
     assert [point.samples for point in device.points] == [16, 32]
     assert device.most_samples == 32
-    assert "64 samples do not fit" in told[0]
+    assert "64 samples do not fit" in reported[0]
 
 
 def test_a_script_that_fails_for_another_reason_has_no_profile(tmp_path: Path) -> None:
@@ -65,7 +65,7 @@ def test_a_script_that_fails_for_another_reason_has_no_profile(tmp_path: Path) -
         )
 
 
-def test_a_script_that_fails_at_once_is_told_with_its_words(tmp_path: Path) -> None:
+def test_a_script_that_fails_at_once_is_reported_with_its_output(tmp_path: Path) -> None:
     with raises_message(LaunchError, "16 samples"):
         profile(measuring(tmp_path, SCRIPT, "8"))
 

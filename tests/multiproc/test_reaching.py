@@ -25,9 +25,9 @@ def planned(
     monkeypatch.setattr(sys, "argv", ["evenstride", "plan", *arguments])
     with pytest.raises(SystemExit) as ended:
         main()
-    told = capsys.readouterr()
-    assert not ended.value.code, told.err
-    return json.loads(told.out)
+    reported = capsys.readouterr()
+    assert not ended.value.code, reported.err
+    return json.loads(reported.out)
 
 
 def test_what_two_ranks_trained_to_a_loss_is_planned_with(

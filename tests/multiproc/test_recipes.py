@@ -45,13 +45,13 @@ def check_resumed(
 
 @needs("accelerate")
 def test_accelerate_trains_as_one_process_does(ranks: RankPool, tmp_path: Path) -> None:
-    told = ranks.run(recipes.accelerate, 2, str(tmp_path))
+    reported = ranks.run(recipes.accelerate, 2, str(tmp_path))
 
-    alone = told[0]["alone"]
-    check_exact([of["whole"] for of in told], alone)
-    check_exact([of["pieces"] for of in told], alone)
-    check_resumed([of["resumed"] for of in told], alone)
-    for of in told:
+    alone = reported[0]["alone"]
+    check_exact([of["whole"] for of in reported], alone)
+    check_exact([of["pieces"] for of in reported], alone)
+    check_resumed([of["resumed"] for of in reported], alone)
+    for of in reported:
         check_message(of["prepared"]["error"], "UsageError")
         evaluated = of["evaluation prepared"]["error"]
         check_message(evaluated, "UsageError", "stride.loader")
@@ -59,24 +59,24 @@ def test_accelerate_trains_as_one_process_does(ranks: RankPool, tmp_path: Path) 
 
 @needs("lightning")
 def test_fabric_trains_as_one_process_does(ranks: RankPool, tmp_path: Path) -> None:
-    told = ranks.run(recipes.fabric, 2, str(tmp_path))
+    reported = ranks.run(recipes.fabric, 2, str(tmp_path))
 
-    alone = told[0]["alone"]
-    check_exact([of["whole"] for of in told], alone)
-    check_exact([of["pieces"] for of in told], alone)
-    check_resumed([of["resumed"] for of in told], alone)
+    alone = reported[0]["alone"]
+    check_exact([of["whole"] for of in reported], alone)
+    check_exact([of["pieces"] for of in reported], alone)
+    check_resumed([of["resumed"] for of in reported], alone)
 
 
 @needs("lightning")
 def test_a_trainer_trains_as_one_process_does(ranks: RankPool, tmp_path: Path) -> None:
-    told = ranks.run(recipes.trainer, 2, str(tmp_path))
+    reported = ranks.run(recipes.trainer, 2, str(tmp_path))
 
-    alone = told[0]["alone"]
-    check_exact([of["whole"] for of in told], alone)
-    check_resumed([of["resumed"] for of in told], alone)
-    check_resumed([of["next epoch"] for of in told], alone, after=STEPS_IN_EPOCH)
-    check_exact([of["twice"] for of in told], told[0]["twice alone"])
-    for of in told:
+    alone = reported[0]["alone"]
+    check_exact([of["whole"] for of in reported], alone)
+    check_resumed([of["resumed"] for of in reported], alone)
+    check_resumed([of["next epoch"] for of in reported], alone, after=STEPS_IN_EPOCH)
+    check_exact([of["twice"] for of in reported], reported[0]["twice alone"])
+    for of in reported:
         assert of["resharded"]["error"].startswith("TypeError")
         assert "use_distributed_sampler=False" in of["resharded"]["error"]
         check_message(of["pieces"]["error"], "ConfigError")
@@ -88,14 +88,14 @@ def test_every_entry_point_of_a_trainer_works_and_sees_each_sample_once(
     ranks: RankPool, tmp_path: Path, by_datamodule: bool
 ) -> None:
     run = partial(recipes.stages, by_datamodule=by_datamodule)
-    told = ranks.run(run, 2, str(tmp_path), timeout_s=100.0)
+    reported = ranks.run(run, 2, str(tmp_path), timeout_s=100.0)
 
     for name in ("test after fit", "validate", "test", "predict"):
-        seen = sorted(index for of in told for index in of[name]["loaded"])
+        seen = sorted(index for of in reported for index in of[name]["loaded"])
         assert seen == list(range(SAMPLES // 4)), name
         if name != "predict":
-            assert told[0][name]["came"] == told[1][name]["came"], name
-    for of in told:
+            assert reported[0][name]["came"] == reported[1][name]["came"], name
+    for of in reported:
         assert of["predict"]["came"] == len(of["predict"]["loaded"])
         assert of["resume"]["weights"] == of["fit"]["weights"] != of["saved"]
         assert len(of["resume"]["loaded"]) < len(of["fit"]["loaded"])

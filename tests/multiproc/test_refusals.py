@@ -15,7 +15,7 @@ from tests.multiproc.refusals import (
     missing,
     on_a_gpu_host,
     settings,
-    told_of_the_rest,
+    warnings_of_the_rest,
     watched,
 )
 from tests.multiproc.sharded import needs_shards_on_cpu
@@ -172,9 +172,9 @@ def test_a_device_that_one_rank_cannot_time_is_refused_on_every_rank(ranks: Rank
 def test_a_model_whose_samples_are_divided_over_ranks_is_refused(
     ranks: RankPool, name: str
 ) -> None:
-    for kind, told in ranks.run(divided, 4, name):
+    for kind, reported in ranks.run(divided, 4, name):
         assert kind == "ConfigError"
-        check_message(told)
+        check_message(reported)
 
 
 @needs_shards_on_cpu
@@ -186,9 +186,9 @@ def test_hsdp_divides_nothing_but_data(ranks: RankPool) -> None:
 def test_one_rank_reports_that_only_a_part_of_the_job_is_balanced(
     ranks: RankPool, policy: str | None, warnings: int
 ) -> None:
-    told = ranks.run(told_of_the_rest, 4, policy)
+    reported = ranks.run(warnings_of_the_rest, 4, policy)
 
-    assert [len(one) for one in told] == [warnings, 0, warnings, 0]
+    assert [len(one) for one in reported] == [warnings, 0, warnings, 0]
 
 
 def test_a_cpu_rank_on_a_gpu_host_is_refused_on_every_rank_before_the_engine_hangs(

@@ -53,8 +53,10 @@ def test_a_real_run_is_decided_again_byte_for_byte(
     schedule = _schedule(tmp_path)
     for seen in by_rank:
         assert seen == [(step, schedule.shares_at(step)) for step in range(10 * plan["epochs"])]
-    told = {seen["worker"] for event in _events(tmp_path) for seen in event.get("observations", ())}
-    assert told == set(range(world_size))
+    reported = {
+        seen["worker"] for event in _events(tmp_path) for seen in event.get("observations", ())
+    }
+    assert reported == set(range(world_size))
 
 
 def test_the_observations_carry_the_shares_they_were_measured_at(

@@ -10,9 +10,9 @@ from tests.multiproc.training import relative_error
 def test_a_run_survives_the_end_of_memory(ranks: RankPool) -> None:
     first, second = ranks.run(train, 2)
 
-    for told in (first, second):
-        assert len(told["gradients"]) == STEPS
-        for actual, truth in zip(told["gradients"], alone(), strict=True):
+    for reported in (first, second):
+        assert len(reported["gradients"]) == STEPS
+        for actual, truth in zip(reported["gradients"], alone(), strict=True):
             assert relative_error(actual, truth) <= 1e-12
     opening, short, *later = second["sizes"]
     assert opening == [SHARES[1]]

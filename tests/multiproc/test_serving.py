@@ -55,7 +55,7 @@ def test_what_servers_cannot_know_is_refused_and_said(ranks: RankPool, wrong: st
         assert re.search(WRONG[wrong], text), text
 
 
-def test_a_further_model_may_have_fewer_parameters_than_there_are_servers(ranks: RankPool) -> None:
+def test_a_second_model_may_have_fewer_parameters_than_servers(ranks: RankPool) -> None:
     for places in ranks.run(smaller, 2):
         assert set(places[:-1]) == {0, 1}
         assert places[-1] == 0

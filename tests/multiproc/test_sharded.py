@@ -51,7 +51,7 @@ CASES = {
         Layout(mesh=(3,)),
     ),
     "micro-batches in unequal number": (Loop(16, 48, "static:3,13", micro=4), Layout()),
-    "micro-batches beside a share of 0": (
+    "micro-batches with a share of 0": (
         Loop(16, 48, "static:0,3,13", micro=4),
         Layout(mesh=(3,)),
     ),
@@ -148,7 +148,7 @@ def test_busy_times_differ_as_the_work_does(ranks: RankPool, name: str) -> None:
     (little_s, by_little, _), (much_s, by_much, _) = measured[0], measured[-1]
     assert much_s > 1.5 * little_s, "the ranks' work is far from equal"
     assert by_little <= 1.2 * by_much, "the ratio of busy times is the ratio of work"
-    assert min(by_little, by_much) >= 1.0, "no work is taken for waiting"
+    assert min(by_little, by_much) >= 1.0, "no work is regarded as waiting"
 
 
 @pytest.mark.alone

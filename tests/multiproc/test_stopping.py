@@ -29,5 +29,5 @@ def test_a_run_that_was_stopped_ends_as_one_that_was_not(
 def test_a_run_that_ends_with_as_many_models_as_ranks_says_so(
     ranks: RankPool, stop: int, whole: bool
 ) -> None:
-    for told in ranks.run(left, 2, "local-sgd(every=4)", stop):
-        assert any("the models of the ranks differ" in text for text in told) != whole
+    for reported in ranks.run(left, 2, "local-sgd(every=4)", stop):
+        assert any("the models of the ranks differ" in text for text in reported) != whole

@@ -13,7 +13,11 @@ from tests.multiproc.training import alone_on, relative_error
 
 def _steps(runs: list[list[dict[str, Any]]]) -> list[list[dict[str, Any]]]:
     """Return all ranks' part of every step, of runs that follow each other."""
-    return [list(parts) for told in runs for parts in zip(*(t["steps"] for t in told), strict=True)]
+    return [
+        list(parts)
+        for reported in runs
+        for parts in zip(*(t["steps"] for t in reported), strict=True)
+    ]
 
 
 def _check(runs: list[list[dict[str, Any]]]) -> None:
@@ -46,18 +50,18 @@ def _check(runs: list[list[dict[str, Any]]]) -> None:
     ids=["fixed", "one left out", "loader processes", "left and entered again", "micro-batches"],
 )
 def test_every_sample_once_and_the_gradient_exact(ranks: RankPool, plan: dict[str, Any]) -> None:
-    told = ranks.run(train, 2, plan)
+    reported = ranks.run(train, 2, plan)
 
-    _check([told])
-    assert told[0]["state"]["left"] is None, "an epoch has ended"
-    assert "each rank reads some of 6 shards in sequence" in told[0]["summary"]
+    _check([reported])
+    assert reported[0]["state"]["left"] is None, "an epoch has ended"
+    assert "each rank reads some of 6 shards in sequence" in reported[0]["summary"]
 
 
 @pytest.mark.parametrize("world", [2, 3])
 def test_a_run_goes_on_in_mid_epoch_with_any_number_of_ranks(ranks: RankPool, world: int) -> None:
     plan = {"policy": "adaptive", "epochs": 2, "stop": 5, "workers": (2, 1)}
     first = ranks.run(train, 2, plan)
-    states = [told["state"] for told in first]
+    states = [reported["state"] for reported in first]
 
     rest = ranks.run(
         train, world, {"policy": "adaptive", "epochs": 2, "state": states[0], "early": world == 3}
@@ -75,8 +79,8 @@ def test_augmentation_does_not_depend_on_the_rank_that_reads_a_sample(ranks: Ran
     plans[1] |= {"workers": (2, 1)}
     drawn = []
     for plan in plans:
-        told = ranks.run(train, 2, plan)
-        steps = [step for one in told for step in one["steps"]]
+        reported = ranks.run(train, 2, plan)
+        steps = [step for one in reported for step in one["steps"]]
         drawn.append({i: r for s in steps for i, r in zip(s["ids"], s["drawn"], strict=True)})
 
     assert drawn[0] == drawn[1]

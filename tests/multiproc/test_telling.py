@@ -1,4 +1,4 @@
-"""Sinks and alerts of several ranks: told by rank 0, refused on all of them alike."""
+"""Sinks and alerts of several ranks: reported by rank 0, refused on all of them."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from evenstride.testing import RankPool
 from evenstride.trace.read import read_records
 from tests.messages import check_message
 from tests.multiproc.refusals import settings
-from tests.multiproc.telling import burdened, in_own_steps, told
+from tests.multiproc.telling import burdened, in_own_steps, reported
 
 
 def test_rank_0_reports_on_all_ranks(ranks: RankPool, tmp_path: Path) -> None:
     pytest.importorskip("prometheus_client", reason="needs the extra prometheus")
     path = tmp_path / "metrics.csv"
 
-    leading, other = ranks.run(told, 2, [f"csv:{path}", "prometheus:0"])
+    leading, other = ranks.run(reported, 2, [f"csv:{path}", "prometheus:0"])
 
     assert (len(leading["sinks"]), other["sinks"]) == (2, [])
     with path.open(newline="") as file:
@@ -48,7 +48,7 @@ def test_a_port_in_use_is_refused_on_every_rank(ranks: RankPool) -> None:
     check_message(one[1])
 
 
-def test_a_sink_that_is_none_on_one_rank_is_refused_on_all(ranks: RankPool) -> None:
+def test_an_invalid_sink_on_one_rank_is_refused_on_all(ranks: RankPool) -> None:
     one, other = ranks.run(settings, 2, [{"global_batch": 8}, {"global_batch": 8, "sinks": "x"}])
 
     assert one[0] == other[0] == "ConfigError"

@@ -51,14 +51,14 @@ def measuring(*arguments: str, restore: bool = False) -> Measuring:
 
 
 def test_a_profile_leaves_checkpoints_and_the_next_training_goes_on_from_them(saved: Path) -> None:
-    before, told = contents(saved), list[str]()
+    before, reported = contents(saved), list[str]()
 
-    found = profile(measuring(str(saved)), told.append)
+    found = profile(measuring(str(saved)), reported.append)
 
     # On a busy machine one of the sizes gets too few steps in its time, and is left out.
     assert {point.samples for point in found.devices[0].points} <= {16, 32}
     assert contents(saved) == before
-    (line,) = told
+    (line,) = reported
     assert line.startswith("Checkpoints of this run go to ")
     assert line.endswith(f"{LATER}; those in {saved} are not read or changed.")
     assert not Path(line.split(" go to ")[1].split(",")[0]).exists()
@@ -66,22 +66,22 @@ def test_a_profile_leaves_checkpoints_and_the_next_training_goes_on_from_them(sa
 
 
 def test_a_profile_starts_from_a_checkpoint_if_asked_which_it_only_reads(saved: Path) -> None:
-    before, told = contents(saved), list[str]()
+    before, reported = contents(saved), list[str]()
 
-    profile(measuring(str(saved), restore=True), told.append)
+    profile(measuring(str(saved), restore=True), reported.append)
 
     assert contents(saved) == before
-    assert told[0].endswith(f"those in {saved} are read, but not changed.")
+    assert reported[0].endswith(f"those in {saved} are read, but not changed.")
 
 
 def test_checkpoints_behind_a_url_are_left_by_a_profile(saved: Path) -> None:
     pytest.importorskip("fsspec")
-    before, told, url = contents(saved), list[str](), f"local://{saved}"
+    before, reported, url = contents(saved), list[str](), f"local://{saved}"
 
-    profile(measuring(url), told.append)
+    profile(measuring(url), reported.append)
 
     assert contents(saved) == before
-    assert told[0].endswith(f"those in {url} are not read or changed.")
+    assert reported[0].endswith(f"those in {url} are not read or changed.")
     assert "starts at 192\n" in train(url)
 
 
@@ -96,11 +96,11 @@ def test_a_calibration_by_hand_leaves_checkpoints(saved: Path) -> None:
 
 
 def test_a_file_that_a_script_saves_itself_is_named_and_not_overwritten(tmp_path: Path) -> None:
-    told, file = list[str](), tmp_path / "model.pt"
+    reported, file = list[str](), tmp_path / "model.pt"
 
-    profile(measuring(str(tmp_path / "saved"), str(file)), told.append)
+    profile(measuring(str(tmp_path / "saved"), str(file)), reported.append)
 
-    assert told[1] == (
+    assert reported[1] == (
         f"warning: the script itself saved {file} in a run that only measures; delete it, so "
         "that no training loads it"
     )

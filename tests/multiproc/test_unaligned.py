@@ -49,8 +49,8 @@ def test_that_step_saves_nothing_is_said_when_it_would(
 ) -> None:
     one, other = ranks.run(saved_by_step, 2, str(tmp_path), every)
 
-    assert sum("step() does not save" in text for text in one["told"]) == due
-    assert not any("step() does not save" in text for text in other["told"])
+    assert sum("step() does not save" in text for text in one["reported"]) == due
+    assert not any("step() does not save" in text for text in other["reported"])
     assert one["saved"] == (0, 1)
 
 
@@ -59,5 +59,5 @@ def test_notices_are_not_taken_where_a_worker_may_leave_at_once(
 ) -> None:
     one, other = ranks.run(saved_by_step, 2, str(tmp_path), 1000)
 
-    assert any("notices=signals has no effect" in text for text in one["told"])
+    assert any("notices=signals has no effect" in text for text in one["reported"])
     assert one["default"] and other["default"], "SIGTERM ends the process, as without us"

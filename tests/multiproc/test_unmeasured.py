@@ -1,4 +1,4 @@
-"""Where work cannot be told from waiting, nothing is decided, and everything says so."""
+"""If work cannot be distinguished from waiting, nothing is decided, and everything says so."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ def test_shares_stay_and_no_time_is_reported(
 ) -> None:
     lead, follower = ranks.run(uncounted, 2, str(tmp_path), asked)
 
-    for told in (lead, follower):
-        assert set(told["shares"]) == {share}
-        assert WHY in told["text"]
-        assert "wait" not in told["text"].partition(WHY)[2]
+    for reported in (lead, follower):
+        assert set(reported["shares"]) == {share}
+        assert WHY in reported["text"]
+        assert "wait" not in reported["text"].partition(WHY)[2]
     assert lead["summary"]["step_s"] is None
     assert lead["summary"]["speedup_model"] is None
     events = [one["event"] for one in read_records(tmp_path) if one["kind"] == "event"]
@@ -74,6 +74,6 @@ def test_top_and_report_say_so(ranks: RankPool, tmp_path: Path) -> None:
 def test_a_policy_that_is_asked_for_and_needs_times_is_refused(
     ranks: RankPool, tmp_path: Path, policy: str
 ) -> None:
-    for told in ranks.run(uncounted, 2, str(tmp_path), {"policy": policy}):
-        assert f"policy '{policy}' needs measured times" in told["error"]
-        assert "Leave the policy out" in told["error"]
+    for reported in ranks.run(uncounted, 2, str(tmp_path), {"policy": policy}):
+        assert f"policy '{policy}' needs measured times" in reported["error"]
+        assert "Leave the policy out" in reported["error"]

@@ -43,10 +43,10 @@ def test_ranks_that_wait_in_a_call_name_it_and_the_missing_ranks(
     for rank, (_, said) in enumerate(answers):
         assert len(said) == (rank != late)
         for text in said:
-            asked, _, whom = text.partition(";")[0].partition(" for rank ")
+            asked, _, missing = text.partition(";")[0].partition(" for rank ")
             assert asked.startswith(f"rank {rank} waits in ")
             assert "loader()" in asked
-            assert str(late) in whom.split(", ")  # and whoever else has not come yet
+            assert str(late) in missing.split(", ")  # and any other that has not come yet
 
 
 def a_late_mean(rank: int) -> tuple[object, list[str]]:
@@ -90,9 +90,9 @@ def trained(rank: int, watched: bool) -> list[str]:
 
 
 @pytest.mark.parametrize("watched", [True, False])
-def test_a_model_that_is_not_watched_is_told_of_once(ranks: RankPool, watched: bool) -> None:
+def test_an_unwatched_model_causes_one_warning(ranks: RankPool, watched: bool) -> None:
     said = ranks.run(trained, 2, watched)
 
-    assert [len(told) for told in said] == ([0, 0] if watched else [1, 0])
+    assert [len(reported) for reported in said] == ([0, 0] if watched else [1, 0])
     if not watched:
         check_message(said[0][0], "stride.watch")

@@ -18,7 +18,7 @@ def test_every_micro_batch_is_whole(ranks: RankPool, policy: str) -> None:
     assert all(sum(a) + sum(b) == 96 for a, b in zip(*everywhere, strict=True))
 
 
-def test_one_rank_takes_what_is_left(ranks: RankPool) -> None:
+def test_one_rank_takes_the_remainder(ranks: RankPool) -> None:
     everywhere = ranks.run(train, 2, 98, "uniform")
 
     odd = [

@@ -167,7 +167,7 @@ class Loop:
         late: whether they end it in the loss instead, when the forward pass is over.
         unused: whether DDP looks for parameters without a gradient.
         quanta: of each rank's shares.
-        costs: whether samples are dealt out by cost; ``function`` or ``array``.
+        costs: whether samples are distributed by cost; ``function`` or ``array``.
         static_graph: whether DDP records the graph in its first step.
         broken: whether the weighting is broken on purpose.
     """

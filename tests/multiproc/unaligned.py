@@ -51,15 +51,15 @@ def evaluated_between_epochs(
 
 
 def saved_by_step(rank: int, folder: str, every: int | str) -> dict[str, Any]:
-    """Return what a rank is told that saves by `Checkpointer.step` alone, and then by `save`."""
-    told = list[str]()
+    """Return the warnings of a rank that saves by `Checkpointer.step` alone, and then by `save`."""
+    reported = list[str]()
     stride = evenstride.Stride(global_batch=24, sync="asp")
     loader, module = stride.loader(rows(240)), net()
     model = stride.watch(module)
     optimizer = torch.optim.SGD(module.parameters(), lr=0.01)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            logging.getLogger("evenstride"), "warning", lambda text, *a: told.append(text % a)
+            logging.getLogger("evenstride"), "warning", lambda text, *a: reported.append(text % a)
         )
         checkpoint = evenstride.Checkpointer(
             folder, stride, model=module, optimizer=optimizer, every=every, notices="signals"
@@ -76,4 +76,4 @@ def saved_by_step(rank: int, folder: str, every: int | str) -> dict[str, Any]:
     checkpoint.close()
     stride.close()
     after = len(list(Path(folder).glob("*/manifest.json")))
-    return {"told": told, "default": handler is signal.SIG_DFL, "saved": (before, after)}
+    return {"reported": reported, "default": handler is signal.SIG_DFL, "saved": (before, after)}

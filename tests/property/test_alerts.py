@@ -34,7 +34,7 @@ fleets = st.lists(
 )
 
 
-# Noise can hide a slow-down or look like one, however seldom, so nothing about it holds for every
+# Noise can hide a slow-down or look like one, however rarely, so nothing about it holds for every
 # draw. It is counted over runs that are drawn once and for all, of which a few may differ.
 SEED = 20261125
 
@@ -140,15 +140,15 @@ def test_a_worker_not_worth_its_place_is_found_by_a_trial(
 
     out = unneeded(times, fleet, np.ones(len(fleet)))
 
-    everybody, alone = best_s(times, fleet), best_s(times, fleet, without=out)
-    assert everybody is not None
+    together, alone = best_s(times, fleet), best_s(times, fleet, without=out)
+    assert together is not None
     assert alone is not None
-    assert alone <= everybody, "the others alone are at least as fast"
+    assert alone <= together, "the others alone are at least as fast"
     if not out.any():
         for k in range(len(fleet)):
             without = best_s(times, fleet, without=np.arange(len(fleet)) == k)
             assert without is not None
-            assert without >= everybody, "and nobody was missed"
+            assert without >= together, "and no worker was missed"
 
 
 looks = st.lists(
@@ -160,10 +160,10 @@ looks = st.lists(
 
 
 @given(looks)
-def test_episodes_are_those_of_a_plain_count(told: list[tuple[str, int, float]]) -> None:
+def test_episodes_are_those_of_a_plain_count(reported: list[tuple[str, int, float]]) -> None:
     episodes, step = DebouncedStates.none(1), 0
     is_open, steps, lasted_s = False, 0, 0.0
-    for state, count, step_s in told:
+    for state, count, step_s in reported:
         span = Span(np.array([float(count)]), np.array([count * step_s]), np.array([step]))
         bad, good = np.array([state == "bad"]), np.array([state == "good"])
 

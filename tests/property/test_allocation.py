@@ -113,7 +113,9 @@ def test_quanta_keep_the_bounds_or_are_refused(
     total = data.draw(st.integers(int(lower.sum()), int(upper.sum())))
     units, rest = divmod(total, quantum)
     least, whole, there_is_one = -(-lower // quantum), upper // quantum, False
-    for taker in range(len(slope)):  # whoever takes the rest has room for it above a multiple
+    for taker in range(
+        len(slope)
+    ):  # the worker that takes the rest has room for it above a multiple
         most = np.where(np.arange(len(slope)) == taker, (upper - rest) // quantum, whole)
         there_is_one |= bool((least <= most).all() and least.sum() <= units <= most.sum())
 
@@ -266,7 +268,7 @@ def test_rounding_of_long_times_leaves_no_worker_without_room() -> None:
         assert (split <= total // 2 + 1).all()
 
 
-def test_a_rest_for_which_nobody_has_room_is_refused() -> None:
+def test_a_remainder_without_room_on_any_worker_is_refused() -> None:
     # Both are full with one multiple of 8, and neither has room for the rest of 6 above it.
     with raises_message(InfeasibleShares):
         equal_finish(

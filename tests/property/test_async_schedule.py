@@ -17,7 +17,7 @@ def positions(piece: Piece) -> list[int]:
 
 
 class Workers(RuleBasedStateMachine):
-    """The schedule beside lists of positions and a counter of updates for each worker."""
+    """The schedule next to lists of positions and a counter of updates for each worker."""
 
     @initialize(workers=st.integers(1, 4), bound=st.none() | st.integers(0, 2))
     def start(self, workers: int, bound: int | None) -> None:

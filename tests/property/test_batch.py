@@ -84,10 +84,10 @@ def test_a_batch_lies_within_its_bounds_and_near_the_one_before(
         assert event.low <= batch <= event.high and present <= 2 * batch <= 4 * present
         if event.scale_low is None:
             assert batch == present, "nothing is known of the noise"
-        told = [one for one in instructions if isinstance(one, SetBatch)]
-        assert [one.global_batch for one in told] == ([] if batch == present else [batch])
+        reported = [one for one in instructions if isinstance(one, SetBatch)]
+        assert [one.global_batch for one in reported] == ([] if batch == present else [batch])
         shares = [one.shares for one in instructions if isinstance(one, SetShares)]
-        assert all(sum(one) == batch for one in shares) and len(shares) == len(told)
+        assert all(sum(one) == batch for one in shares) and len(shares) == len(reported)
 
 
 @given(

@@ -99,7 +99,7 @@ class Schedule(RuleBasedStateMachine):
             assert self.clocks.ahead(worker) == made - slowest
 
     @invariant()
-    def nobody_is_further_ahead_than_one_more_than_the_bound(self) -> None:
+    def no_worker_is_further_ahead_than_one_more_than_the_bound(self) -> None:
         if self.bound is not None:
             assert max(self.made.values()) - min(self.made.values()) <= self.bound + 1
             for worker in self.pulled:
@@ -162,7 +162,7 @@ def test_when_all_are_lost_nothing_is_slowest() -> None:
 
 
 @pytest.mark.parametrize("worker", [-1, 2])
-def test_a_worker_there_is_not_is_refused(worker: int) -> None:
+def test_an_unknown_worker_is_refused(worker: int) -> None:
     with raises_message(ValueError, worker):
         Clocks.of(2, 1).ticked(worker)
 

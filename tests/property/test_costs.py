@@ -1,4 +1,4 @@
-"""Property: by cost, too, each position is dealt out once, and costs follow the shares."""
+"""Property: by cost, too, each position is distributed once, and costs follow the shares."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def test_each_position_is_in_one_piece_and_costs_follow_the_shares(
 
     pieces = cut_by_cost(window, tuple(shares), np.array(costs))
 
-    dealt = [position for piece in pieces if not piece.ghost for position in piece.positions]
-    assert dealt == list(window)
+    positions = [position for piece in pieces if not piece.ghost for position in piece.positions]
+    assert positions == list(window)
     for share, piece in zip(shares, pieces, strict=True):
         assert piece.ghost == (share == 0)
         assert len(piece.positions) >= 1
-    if present < len(costs) / 10:  # where nobody needs to be given its only sample
+    if present < len(costs) / 10:  # where no worker needs to be given its only sample
         spent, wanted = 0.0, np.cumsum(shares) / sum(shares) * sum(costs)
         for end, piece in zip(wanted.tolist(), pieces, strict=True):
             spent += 0.0 if piece.ghost else sum(costs[p - start] for p in piece.positions)

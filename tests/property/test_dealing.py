@@ -1,4 +1,4 @@
-"""Property: an epoch of shards has every sample once, whoever comes and goes, read in a row."""
+"""Property: an epoch of shards has every sample once, for any changes of ranks, read in a row."""
 
 from __future__ import annotations
 
@@ -38,17 +38,17 @@ class Epoch:
             before = self.dealing
             assert before is not None
             lanes, shares = before.lanes.tolist(), self._shares(len(before.lanes))
-            told = [before.step(self._step, shares, worker) for worker in range(len(lanes))]
+            reported = [before.step(self._step, shares, worker) for worker in range(len(lanes))]
             trained = {}
-            for worker, (_, indices) in enumerate(told):
+            for worker, (_, indices) in enumerate(reported):
                 if shares[worker]:
                     trained[worker, self._step % lanes[worker]] = indices.tolist()
                     assert len(indices) == shares[worker]
                 else:
                     assert len(indices) == 1
                     assert 0 <= -1 - indices[0] < sum(self.lengths), "a ghost has a sample, too"
-            assert len({str(after.save()) for after, _ in told}) == 1, "all know the same"
-            self.dealing, self._step, most = told[0][0], self._step + 1, most - 1
+            assert len({str(after.save()) for after, _ in reported}) == 1, "all know the same"
+            self.dealing, self._step, most = reported[0][0], self._step + 1, most - 1
             self.cursor = self.cursor.commit(len(self.cursor.window))
             yield before, trained
 

@@ -20,7 +20,7 @@ def positions(piece: Piece) -> list[int]:
 
 
 class Epoch(RuleBasedStateMachine):
-    """The handout beside sets of positions, which are what it should come to."""
+    """The handout next to sets of positions, which are what it should come to."""
 
     @initialize(end=st.integers(0, 60), workers=st.integers(1, 5))
     def begin(self, end: int, workers: int) -> None:
@@ -143,7 +143,7 @@ def test_a_handout_does_not_change() -> None:
 
 
 @pytest.mark.parametrize("worker", [-1, 2])
-def test_a_worker_there_is_not_is_refused(worker: int) -> None:
+def test_an_unknown_worker_is_refused(worker: int) -> None:
     handout = WorkQueue.of(10, 2)
 
     for call in (lambda: handout.give(worker, 1), lambda: handout.trained(worker)):

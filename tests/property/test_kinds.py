@@ -53,7 +53,7 @@ def test_the_order_of_the_workers_does_not_matter(
 
 @given(_times, _stds)
 def test_each_kind_is_a_stretch_of_the_times(time_s: FloatArray, std: float) -> None:
-    """Curves of one shape never cross, so nobody lies between two of another kind."""
+    """Curves of one shape never cross, so no worker lies between two of another kind."""
     kinds = kinds_of(_curves(time_s, std), np.full(len(time_s), 64))[np.argsort(time_s)]
 
     assert np.count_nonzero(np.diff(kinds)) == len(np.unique(kinds)) - 1
@@ -131,7 +131,7 @@ def test_the_surest_share_is_that_of_least_doubt(
     curves = _curves(parts, 0.02).bent(np.full(4, share), np.full(4, doubt))
     surest = curves.surest_share(np.full(4, 64))
 
-    least = curves.relative_std(surest) * (1 - 1e-9)  # beside share 1 it may be flat
+    least = curves.relative_std(surest) * (1 - 1e-9)  # next to share 1 it may be flat
     assert (least <= curves.relative_std(1.01 * surest)).all()
     assert (least <= curves.relative_std(np.maximum(surest / 1.01, 1))).all()
 

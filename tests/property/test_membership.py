@@ -41,7 +41,7 @@ def test_each_change_follows_the_table_or_changes_nothing(happenings: list[Happe
         assert after.standing(happening.worker) == (expected or before)
         assert [m for m in after.members if m.worker != happening.worker] == [
             m for m in membership.members if m.worker != happening.worker
-        ], "nobody else is touched, and the order of ranks stays"
+        ], "no other worker is touched, and the order of ranks stays"
         assert happening.worker in transition.reason
         membership = after
 
@@ -60,7 +60,9 @@ def test_a_generation_ends_when_the_group_changes_and_only_then(
 
 
 @given(st.lists(HAPPENINGS, max_size=8))
-def test_what_is_known_at_once_makes_one_new_group_at_most(happenings: list[Happening]) -> None:
+def test_changes_known_at_the_same_time_form_at_most_one_new_group(
+    happenings: list[Happening],
+) -> None:
     one_by_one = FORMED
     for happening in happenings:
         one_by_one, _ = one_by_one.after(happening)
@@ -88,11 +90,11 @@ def test_serving_workers_are_ready_and_leave_only_if_all_do(happenings: list[Hap
 def test_a_notice_that_is_withdrawn_leaves_things_as_they_were() -> None:
     joining, _ = FORMED.after(Happening("c/3", MembershipEvent.JOIN))
     for worker in ("a/1", "c/3"):
-        noticed, told = joining.after(Happening(worker, MembershipEvent.NOTICE, 120.0, "spot"))
+        noticed, reported = joining.after(Happening(worker, MembershipEvent.NOTICE, 120.0, "spot"))
         again, _ = noticed.after(Happening(worker, MembershipEvent.WITHDRAWN))
         assert noticed != joining
         assert again == joining
-        check_message(told.reason, worker, "120 s")
+        check_message(reported.reason, worker, "120 s")
 
 
 def test_a_refusal_says_what_is_possible() -> None:

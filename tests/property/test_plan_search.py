@@ -248,7 +248,6 @@ def test_a_small_space_is_searched_to_the_end(
     one: Kind, two: Kind, three: Kind, what: TrainingTask, wishes: Wishes, most: int
 ) -> None:
     """The frontier is that of all choices, and so is the choice among them, limits kept or not."""
-    pytest.importorskip("kneed")
     space = Space((one, two, three), (48, 2000), most)
     judged = (_judged(choice, what) for choice in _choices(space))
     every = [each for each in judged if each is not None]

@@ -160,7 +160,7 @@ def test_without_tight_bounds_no_share_moves_by_a_quantum(pairs: list[tuple[int,
     ),
     total=st.integers(200, 900),
 )
-def test_there_is_a_rest_only_where_no_multiples_end_as_early(
+def test_a_remainder_exists_only_if_no_multiples_end_as_early(
     members: list[tuple[int, float]], total: int
 ) -> None:
     quanta, slope = map(np.array, zip(*members, strict=True))

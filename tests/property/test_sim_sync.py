@@ -1,4 +1,4 @@
-"""Whatever befalls virtual workers, in no mode is a sample left out or a bound exceeded."""
+"""After any faults of virtual workers, in no mode is a sample left out or a bound exceeded."""
 
 from __future__ import annotations
 

@@ -40,4 +40,4 @@ def test_a_process_and_its_group_are_gone(how: str, code: int) -> None:
         end(process, 0.2 if how == "deaf" else 20.0)
 
         assert process.returncode == code
-        assert process.stdout.read() == "", "its end comes once nobody holds it any more"
+        assert process.stdout.read() == "", "its end comes once no process holds it any more"

@@ -55,7 +55,7 @@ def test_what_ddp_and_the_optimizers_import_later_is_there_already(module: str) 
     assert "torch._dynamo" in sys.modules
 
 
-def test_what_was_imported_is_old_and_can_still_be_collected(module: str) -> None:
+def test_imported_objects_are_old_and_can_still_be_collected(module: str) -> None:
     import_to_train(module)
     imported = sys.modules[module]
     assert any(one is imported for one in gc.get_objects(generation=2))
@@ -71,7 +71,9 @@ def test_what_the_user_has_frozen_stays_frozen(module: str) -> None:
         gc.unfreeze()
 
 
-def test_what_is_needed_anyway_may_be_missing(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_modules_that_are_imported_early_may_be_missing(
+    module: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "torch._dynamo", None)
 
     assert import_to_train(module).enabled is False

@@ -124,7 +124,7 @@ def _doubts(profile: WorkloadProfile, machines: Rentable) -> list[str]:
     """Return why measured times may be wrong."""
     found = [doubt for device in profile.devices for doubt in of_device(device)]
     found += [
-        f"steps of {name} were computed on a CPU and count as those of its accelerator (--force)"
+        f"a CPU computed the steps of {name}; with --force, they count as those of its accelerator"
         for name in machines.pretended
     ]
     return found
@@ -134,8 +134,8 @@ def _outside_of_steps(profile: WorkloadProfile) -> list[str]:
     if profile.beside_s is not None:
         return []
     return [
-        "the times do not include evaluation and other work outside of steps; to measure it, give "
-        "a run of several epochs with --as"
+        "the times leave out evaluation and other work between steps; to include it, plan with a "
+        "run of several epochs and --as"
     ]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import math
 import shlex
@@ -111,16 +110,10 @@ def _workers(text: str | None, speeds: int) -> tuple[int, ...]:
 
 def _objective(text: str | None) -> Objective:
     try:
-        objective = Objective(text or "time")
+        return Objective(text or "time")
     except ValueError:
         names = ", ".join(Objective)
         raise ConfigError(f"--objective is {text!r}: expected one of {names}") from None
-    if objective is Objective.KNEE and importlib.util.find_spec("kneed") is None:
-        raise ConfigError(
-            "--objective knee needs the package kneed, which is not installed; run pip install "
-            "'evenstride[plan]', or give --objective time or cost"
-        )
-    return objective
 
 
 def tell(found: OnlineResult) -> str:

@@ -35,6 +35,18 @@ def time_text(seconds: float) -> str:
     return f"{days:.3g} days" if abs(days) < 999.5 else f"{days:,.0f} days"
 
 
+def signed_part(part: float, words: tuple[str, str] = ("faster", "slower")) -> str:
+    """Return a signed fraction as a percentage without sign, and the word for its direction.
+
+    ``words`` are those for at least 0 and for less. A fraction that rounds to 0 gets the first.
+
+    >>> signed_part(0.034), signed_part(-0.007), signed_part(-0.0001, ("less", "more"))
+    ('3.4% faster', '0.7% slower', '0.0% less')
+    """
+    text = f"{abs(part):.1%}"
+    return f"{text} {words[part < 0 and text != '0.0%']}"
+
+
 def listed(names: Iterable[str], most: int) -> str:
     """Return the first names with commas, and how many more there are.
 

@@ -102,7 +102,8 @@ def checked(move: Move, policy: Policy[Any], fleet: Fleet) -> Move:
     """Return a move whose shares are Python integers that sum to the global batch.
 
     `ConfigError` names the policy if they are not, because a wrong split would repeat or lose
-    samples. Bounds are applied later.
+    samples, or if a share is neither 0 nor at least the worker's lower bound. The upper bounds are
+    applied later, because memory may narrow them at any time.
     """
     shares: tuple[Any, ...] = tuple(move.shares)
     whole = all(hasattr(share, "__index__") and share >= 0 for share in shares)
@@ -111,4 +112,11 @@ def checked(move: Move, policy: Policy[Any], fleet: Fleet) -> Move:
             f"policy {type(policy).__name__} returned the shares {shares}: expected {len(fleet)} "
             f"whole number(s) of at least 0 that sum to the global batch of {fleet.global_batch}"
         )
+    for share, least, worker in zip(shares, fleet.lower.tolist(), fleet.workers, strict=True):
+        if 0 < share < least:
+            raise ConfigError(
+                f"policy {type(policy).__name__} returned a share of {int(share)} for worker "
+                f"{worker.name}: expected 0, or at least its min_share of {least}; keep the shares "
+                "within fleet.lower and fleet.upper, or lower min_share"
+            )
     return replace(move, shares=tuple(map(int, shares)))

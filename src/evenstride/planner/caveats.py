@@ -22,15 +22,15 @@ def of_device(device: DeviceProfile) -> Iterator[str]:
     curve = fitted(device.points)
     if curve.error > BADLY:
         yield (
-            f"the profile of {device.type} fits badly: its step times deviate from a line, or "
-            f"drifted, by {curve.error:.0%}; measure it again for longer, without other load on "
-            "the machine (evenstride profile --seconds)"
+            f"the profile of {device.type} is inaccurate: its step times drifted, or deviate from "
+            f"a line, by {curve.error:.0%}; measure it again for longer (evenstride profile "
+            "--seconds), without other load on the machine"
         )
     if curve.per_sample_s * curve.largest < _FLAT * curve.fixed_s:
         yield (
-            f"steps on {device.type} took no longer with {curve.largest} samples than with few, so "
-            "the time per sample is not known; measure larger batches (evenstride profile --parts, "
-            "and a larger batch in the script)"
+            f"steps on {device.type} took as long with {curve.largest} samples as with few, so "
+            "the time per sample is unknown; measure larger batches (a larger batch in the "
+            "script, and evenstride profile --parts)"
         )
 
 
@@ -53,10 +53,11 @@ def of_spot(choice: ClusterChoice, saves: SaveCosts) -> list[str]:
     if not choice.spot:
         return []
     sentences = [
-        "spot machines may be preempted, and it was not checked whether the script saves: it needs "
-        "an evenstride.Checkpointer (restore() before the loop, step() in it), or each preemption "
-        f"restarts training from the beginning. The plan assumes {saves.save_s:g} s per save and "
-        f"{_minutes(saves.mean_restart_s)} per restart on average (--restart)"
+        "spot machines may be preempted, and the plan does not check whether the script saves "
+        "checkpoints: without an evenstride.Checkpointer (restore() before the loop, step() in "
+        "it), each preemption restarts training from the beginning. The plan assumes "
+        f"{saves.save_s:g} s per save and {_minutes(saves.mean_restart_s)} per restart on average "
+        "(--restart)"
     ]
     for kind in choice.kinds:
         if kind.transience is not None:
@@ -88,13 +89,13 @@ def no_machine(devices: Iterable[DeviceProfile], catalogue: Catalogue) -> str:
     missing = sorted({one.type for one in devices if one.type.partition("+")[0] not in there})
     if not missing:
         return (
-            "there is no machine to plan with: of the machines that --types, --regions and "
-            "--no-transfer allow, none was measured or has similar hardware to a measured one; "
-            "omit some of these options"
+            "no machine is usable: those that --types, --regions and --no-transfer allow were not "
+            "measured, and their hardware is not similar to that of a measured one; omit some of "
+            "these options"
         )
     return (
-        f"there is no machine to plan with: {catalogue.source} has no {' or '.join(missing)}, so "
-        f"its price and hardware are not known ({nearest_types(missing[0], catalogue)}). "
+        f"no machine is usable: {catalogue.source} has no {' or '.join(missing)}, so price and "
+        f"hardware are unknown ({nearest_types(missing[0], catalogue)}). "
         "Give a --catalog that contains it (a CSV of type,price is enough), or give the measured "
         "machine its name in the catalogue (evenstride profile --type, or --as)"
     )

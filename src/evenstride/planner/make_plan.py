@@ -104,16 +104,16 @@ def make_plan(
     """Return the plan for a workload."""
     if not kinds:
         raise ConfigError(
-            "there is no machine to plan with: none on offer was measured, or has similar hardware "
-            "to a measured one; give the measured machine its name in the catalogue (evenstride "
+            "no machine is usable: those on offer were not measured and are not similar to a "
+            "measured one; give the measured machine its name in the catalogue (evenstride "
             "profile --type), or give a --catalog that contains it"
         )
     known = _possible(batches, task)
     if not known:
         _require_enough_data(batches, task)
         raise ConfigError(
-            f"the epochs at a batch of {', '.join(map(str, batches))} are not known: "
-            f"{task.epochs.why}; measure the gradient's noise, or train at two batches"
+            f"the number of epochs is unknown for a batch of {', '.join(map(str, batches))}: "
+            f"{task.epochs.why}; measure the gradient noise, or train with two batch sizes"
         )
     if most_machines < 1:
         raise ConfigError(f"invalid limit of {most_machines} machines: expected at least 1")
@@ -138,7 +138,7 @@ def _too_large(batches: Sequence[int], task: TrainingTask) -> list[str]:
     if not left_out:
         return []
     return [
-        f"these batches exceed the {task.samples} samples of an epoch and were left out: "
+        f"batches larger than the {task.samples} samples of an epoch were left out: "
         f"{', '.join(map(str, left_out))}"
     ]
 
@@ -152,18 +152,22 @@ def _caveats(one: TrainingForecast, task: TrainingTask, batches: Sequence[int]) 
         )
     shares = zip(one.choice.kinds, one.step.shares, strict=True)
     sentences += [
-        f"shares of {share} on {kind.type} exceed the largest measured size ({kind.curve.largest})"
+        f"a share of {share} samples on {kind.type} exceeds the largest that was measured, "
+        f"{kind.curve.largest}"
         for kind, share in shares
         if share > kind.curve.largest > 0
     ]
     sentences += [
-        f"steps on {kind.type} were not measured, but estimated from those on "
+        f"steps on {kind.type} were not measured; the plan estimates them from those on "
         f"{kind.curve.source or 'another type'}"
         for kind in one.choice.kinds
         if not kind.curve.measured
     ]
     if len(batches) > 1 and one.choice.batch in (min(batches), max(batches)):
-        sentences.append(f"the batch of {one.choice.batch} is at the end of the considered range")
+        sentences.append(
+            f"the batch of {one.choice.batch} is at the end of the range that the plan considers; "
+            "--batches sets another range"
+        )
     return sentences
 
 
@@ -193,8 +197,9 @@ def why_none(kinds: Sequence[Kind], batches: Sequence[int], most_machines: int) 
         return _too_little_memory(able, smallest, most_machines)
     if any(kind.spot for kind in able):
         return (
-            "preemptions are so frequent that training may never end on any cluster that fits it; "
-            "plan without --spot, shorten --restart, or use types that are preempted less often"
+            "on every cluster that can hold the batch, preemptions are so frequent that training "
+            "may never end; plan without --spot, shorten --restart, or use types that are "
+            "preempted less often"
         )
     return "no cluster can train this in a predictable time; use other types or other batches"
 
@@ -211,7 +216,7 @@ def _too_little_memory(kinds: Sequence[Kind], batch: int, most_machines: int) ->
     more = f"allow {needed} machines (--max-nodes {needed}), or " if needed <= MOST_MACHINES else ""
     return (
         f"memory is too small: the smallest batch, {batch}, needs {needed} machines of "
-        f"{roomiest.name}, the roomiest type ({room} samples each), but the limit is "
+        f"{roomiest.name}, the largest type ({room} samples each), but the limit is "
         f"{most_machines} machine{plural}; {more}use a batch of at most {room * most_machines} "
         "(--batches), or types with more memory"
     )

@@ -110,7 +110,7 @@ def _back(present: Configuration, ranked: tuple[OnlineForecast, ...]) -> OnlineD
         why = f"there is no forecast of any configuration except {present}"
         return OnlineDecision(None, False, why)
     to = ranked[0].choice
-    why = f"the epochs at a batch of {present.batch} are not known without measured gradient noise"
+    why = f"the epochs at a batch of {present.batch} are unknown without measured gradient noise"
     return OnlineDecision(to, False, f"{why}; {to} is the best of the others", ranked)
 
 
@@ -131,8 +131,8 @@ class _Comparison:
         return OnlineDecision(
             best.choice,
             False,
-            f"{best.choice} is {self._best_in}: it would take {best.time_s.value:.0f} s and "
-            f"{best.cost_usd.value:.3g} USD more, against {self.here.time_s.value:.0f} s and "
+            f"{best.choice} is {self._best_in}: the rest would take {best.time_s.value:.0f} s and "
+            f"cost {best.cost_usd.value:.3g} USD, instead of {self.here.time_s.value:.0f} s and "
             f"{self.here.cost_usd.value:.3g} USD in the current configuration",
             self.ranked,
         )

@@ -102,8 +102,8 @@ def from_band(low: float, high: float) -> PreemptionRate:
         fast = max(1.0 / SHORTEST_MEAN_S, slow)
         rates = slow * (fast / slow) ** QUANTILES
         reason = (
-            f"more than {low:.0%} of machines are preempted in a month; the upper limit is not "
-            f"known, and a mean life down to {SHORTEST_MEAN_S / 3600.0:.0f} h is possible"
+            f"more than {low:.0%} of machines are preempted in a month; the upper limit is "
+            f"unknown, and the mean life may be as short as {SHORTEST_MEAN_S / 3600.0:.0f} h"
         )
     middle = sqrt(float(rates[9] * rates[10]))
     return PreemptionRate(Exponential(1.0 / middle), tuple(rates.tolist()), reason)
@@ -121,8 +121,9 @@ def from_offer(offer: Offer) -> PreemptionRate:
     if offer.interruption is not None:
         return from_band(*offer.interruption)
     reason = (
-        f"the preemption rate of {offer.instance_type} is not known; the plan assumes any rate "
-        f"from {_UNKNOWN[0]:.0%} in a month to a mean life of {SHORTEST_MEAN_S / 3600.0:.0f} h"
+        f"the preemption rate of {offer.instance_type} is unknown; the plan assumes between "
+        f"{_UNKNOWN[0]:.0%} of machines in a month and a mean life of "
+        f"{SHORTEST_MEAN_S / 3600.0:.0f} h"
     )
     return replace(from_band(*_UNKNOWN), reason=reason)
 

@@ -216,10 +216,10 @@ def from_recorded(
     lifetime, reason = _lifetime(recorded, max_life_s)
     losses = int((recorded.gone < len(recorded.who)).sum())
     if losses < _FEWEST_LOSSES:
-        rates, of = _rates_of_few(losses, _up_s(recorded)), "rates from the few preemptions"
+        rates, of = _rates_of_few(losses, _up_s(recorded)), "rates from these few preemptions"
     else:
         rates, count = _window_rates(recorded, window_s)
-        of = f"rates of {count} windows of the recording"
+        of = f"rates from {count} windows of the recording"
     to_come = np.outer(rates, drift_factors(drift, len(rates)))
     found = np.quantile(to_come, QUANTILES)
     return PreemptionRate(lifetime, tuple(found.tolist()), f"{reason}; {of}")
@@ -230,7 +230,7 @@ def _lifetime(recorded: Machines, max_life_s: float) -> tuple[Lifetime, str]:
     losses = int(ended.sum())
     if not losses:
         raise ConfigError(
-            f"none of its {len(ended)} machines was preempted, so the rate is not known; record "
+            f"none of its {len(ended)} machines was preempted, so the rate is unknown; record "
             "for longer, or omit the recording to use the catalogue's figures"
         )
     if (ended & (recorded.came > 0)).any():
@@ -239,8 +239,8 @@ def _lifetime(recorded: Machines, max_life_s: float) -> tuple[Lifetime, str]:
     mean_s = _up_s(recorded) / losses
     who = "preemption" if losses == 1 else "preemptions"
     return Exponential(mean_s), (
-        f"a constant rate with a mean life of {mean_s / 3600.0:.3g} h: {losses} {who}, all of "
-        "machines that were up from the start, whose age is not known"
+        f"a constant rate with a mean life of {mean_s / 3600.0:.3g} h, from {losses} {who} of "
+        "machines that ran from the start of the recording, so their age is unknown"
     )
 
 

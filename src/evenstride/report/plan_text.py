@@ -101,8 +101,8 @@ def looked(plan: Plan) -> str:
     rest = ""
     if found.front_gap and wishes.aim is not Objective.KNEE:
         rest = (
-            "; clusters may exist that are quicker and cheaper than another candidate, by up to "
-            f"{_percent(found.front_gap)}"
+            "; another cluster may be quicker and cheaper than one of the other candidates, by up "
+            f"to {_percent(found.front_gap)}"
         )
     return (
         f"the search covered {count} of cluster and batch, {found.judged:,} of them exactly; "

@@ -183,7 +183,7 @@ def test_without_a_gpu_one_line_says_what_is_needed(
     assert "needs an NVIDIA GPU" in printed.err
 
 
-def test_a_part_that_is_not_there_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_part_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         gpu.parse(["--parts", "timing,luck"])
 

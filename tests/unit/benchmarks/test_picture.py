@@ -57,7 +57,7 @@ def test_the_last_steps_of_whole_batches_are_taken(demo: Path) -> None:
 
 
 @pytest.mark.parametrize("count", [0, 17])
-def test_more_steps_than_there_are_are_refused(demo: Path, count: int) -> None:
+def test_more_steps_than_recorded_are_refused(demo: Path, count: int) -> None:
     with raises_message(SystemExit, "16 steps", count):
         last_steps(demo / "uniform.jsonl", count)
 

@@ -62,7 +62,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> SpotTrace:
         (["--speeds", "1,0.5"], ("1.5",)),
     ],
 )
-def test_what_cannot_be_replayed_is_refused(
+def test_recordings_that_cannot_be_replayed_are_refused(
     arguments: list[str],
     problem: tuple[str, ...],
     recorded: SpotTrace,

@@ -89,7 +89,7 @@ def test_an_interval_lies_within_the_values(values: list[float]) -> None:
         (["--step-s", "0"], "above 0"),
     ],
 )
-def test_what_cannot_be_measured_is_refused(
+def test_invalid_measurements_are_refused(
     arguments: list[str], problem: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as end:

@@ -54,7 +54,7 @@ NO_NUMBERS = ["", "-1", "+1", "1.5", " 1", "1_0", "²", "٣", "0" * 19 + "1" + "
 
 
 @pytest.mark.parametrize("text", ["0", str(MOST_STEPS + 1), *NO_NUMBERS])
-def test_a_number_that_is_none_or_out_of_range_is_refused(text: str) -> None:
+def test_an_invalid_or_out_of_range_number_is_refused(text: str) -> None:
     with raises_message(typer.BadParameter, MOST_STEPS):
         whole(1, MOST_STEPS)(text)
     with raises_message(ConfigError, MOST_STEPS, "10"):
@@ -67,7 +67,7 @@ def test_a_number_at_the_end_of_its_range_is_read() -> None:
     assert split_lags(f"1,{MOST_LAG}") == (1, MOST_LAG)
 
 
-def test_what_is_no_number_of_steps_may_be_the_leader_or_nothing() -> None:
+def test_numbers_of_steps_may_be_the_leader_or_missing() -> None:
     assert (read_every("leader"), read_every(None), split_lags(None)) == ("leader", None, ())
 
 

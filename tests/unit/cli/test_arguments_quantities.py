@@ -16,7 +16,7 @@ def test_times(text: str, seconds: float) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "h", "-1h", "0s", "6 weeks", "1h30m"])
-def test_what_is_no_time_is_refused(text: str) -> None:
+def test_an_invalid_time_is_refused(text: str) -> None:
     with raises_message(ConfigError):
         arguments.seconds(text, "--deadline")
 
@@ -28,6 +28,6 @@ def test_numbers_are_put_in_order() -> None:
 
 
 @pytest.mark.parametrize("text", ["2", "1/0", "0", "a", "-1/2", ""])
-def test_what_is_no_part_is_refused(text: str) -> None:
+def test_an_invalid_fraction_is_refused(text: str) -> None:
     with raises_message(ConfigError):
         arguments.parts(text, "--parts")

@@ -152,7 +152,7 @@ KNOWN: tuple[tuple[str, Place, Any], ...] = (
 @pytest.mark.parametrize(
     ("sort", "place", "value"), KNOWN, ids=[f"{one[0]}-{n}" for n, one in enumerate(KNOWN)]
 )
-def test_what_was_once_a_traceback(
+def test_values_that_once_caused_a_traceback_are_handled(
     records: list[dict[str, Any]], tmp_path: Path, sort: str, place: Place, value: Any
 ) -> None:
     for number in representative(records):

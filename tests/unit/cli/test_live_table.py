@@ -76,7 +76,7 @@ def test_the_table_goes_away_after_an_error_too(terminal: Terminal) -> None:
     assert text.rindex("\x1b[?25h") > text.rindex("\x1b[?25l")
 
 
-def test_elsewhere_there_are_only_plain_lines_on_stderr(
+def test_without_a_terminal_only_plain_lines_go_to_stderr(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     _follow(LiveTable((1.0, 0.25)), tmp_path / "trace.jsonl")
@@ -93,7 +93,7 @@ def test_a_line_is_printed_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().err == "static:1,2 [bold]took[/bold] 3 ms\n"
 
 
-def test_a_long_line_stays_one_line_where_there_is_no_terminal(
+def test_without_a_terminal_a_long_line_stays_one_line(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     line = " ".join(["word"] * 60)

@@ -73,7 +73,7 @@ def test_a_policy_that_waits_for_an_epoch_longer_than_the_run_is_reported(policy
         ({"every": 90, "lag": 3, "cold_lag": 30}, 182, 182),
     ],
 )
-def test_who_decides_after_an_epoch_waits_for_the_next_exchange(
+def test_a_policy_that_decides_by_epoch_waits_for_the_next_exchange(
     exchange: dict[str, Any], steps: int, first: int
 ) -> None:
     (note,) = text(made(steps=steps, **exchange), policies=("dbs",))
@@ -153,7 +153,7 @@ def interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("interrupted")
 @pytest.mark.parametrize("command", ["simulate", "compare"])
-def test_after_ctrl_c_there_is_what_was_finished(shell: Shell, file: str, command: str) -> None:
+def test_ctrl_c_prints_the_finished_runs(shell: Shell, file: str, command: str) -> None:
     options = ["-p", "uniform,adaptive", "--seeds", "3", "--plot", "a"]
     options[-1] += ".svg" if command == "simulate" else ""
 
@@ -192,7 +192,7 @@ def test_the_help_names_every_policy_and_a_setting(
     assert ("Default: adaptive." in text) == (command == "simulate")
 
 
-def test_the_help_knows_the_policies_there_are() -> None:
+def test_the_help_lists_all_policies() -> None:
     listed, _, setting = POLICIES_HELP.removeprefix("Policies: ").partition(". Settings follow a")
     plain = listed.replace("(static:cores, static:flops, static:20,100)", "")
 

@@ -114,7 +114,7 @@ def test_a_disturbed_measurement_has_its_own_exit_code_and_says_so(
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_caveats_are_reported_beside_the_figures(
+def test_caveats_are_printed_with_the_figures(
     shell: Shell, outcome: dict[str, Any], command: str
 ) -> None:
     outcome["is"] = replace(OUTCOME, caveats=("steps are short", "signals are less even"))

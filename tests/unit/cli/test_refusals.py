@@ -98,7 +98,7 @@ def test_the_lab_refuses_given_shares_for_another_number_of_workers(
     check_message(answer.refusal(), "2 workers")
 
 
-def test_the_lab_refuses_a_script_that_is_not_there(shell: Shell, tmp_path: Path) -> None:
+def test_the_lab_refuses_a_missing_script(shell: Shell, tmp_path: Path) -> None:
     answer = shell("lab", "--speeds", "1,0.5", "--", "gone.py", "--lr", "0.1")
 
     check_message(answer.refusal(), "gone.py")
@@ -123,7 +123,7 @@ def test_the_lab_needs_speeds_and_a_script(shell: Shell, arguments: list[str]) -
     assert "Missing" in answer.err
 
 
-def test_the_demo_refuses_a_data_folder_that_is_not_there(shell: Shell, tmp_path: Path) -> None:
+def test_the_demo_refuses_a_missing_data_folder(shell: Shell, tmp_path: Path) -> None:
     answer = shell("demo", "--speeds", "1", "--data", str(tmp_path / "nowhere"))
 
     assert "nowhere" in answer.refusal()
@@ -153,7 +153,7 @@ def test_a_launch_that_fails_is_reported_without_a_traceback(
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError(), OSError(errno.EIO, "Input/output error")])
-def test_what_is_not_ours_keeps_its_traceback(
+def test_errors_of_other_code_keep_their_traceback(
     shell: Shell, script: str, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     def broken(*_: Any) -> None:

@@ -1,4 +1,4 @@
-"""Times in sentences."""
+"""Times and percentages in sentences."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenstride.core.formatting import time_text
+from evenstride.core.formatting import signed_part, time_text
 
 UNITS_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "h": 3600.0, "days": 86400.0}
 
 
 @pytest.mark.parametrize(
-    ("seconds", "told"),
+    ("seconds", "reported"),
     [
         (0.0, "0 ms"),
         (5e-324, "0 ms"),
@@ -35,8 +35,10 @@ UNITS_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "h": 3600.0, "days": 86400.0}
         (float("inf"), "inf days"),
     ],
 )
-def test_a_time_has_three_figures_and_the_unit_that_suits_them(seconds: float, told: str) -> None:
-    assert time_text(seconds) == told
+def test_a_time_has_three_figures_and_the_unit_that_suits_them(
+    seconds: float, reported: str
+) -> None:
+    assert time_text(seconds) == reported
 
 
 @given(st.floats(1e-6, 8e7))
@@ -46,3 +48,27 @@ def test_every_time_can_be_read_back(seconds: float) -> None:
     assert "e" not in number
     assert float(number) * UNITS_S[unit] == pytest.approx(seconds, rel=0.0051)
     assert float(number) <= 1000 or unit == "s"
+
+
+@pytest.mark.parametrize(
+    ("part", "expected"),
+    [
+        (0.034, "3.4% faster"),
+        (0.0, "0.0% faster"),
+        (-0.0, "0.0% faster"),
+        (-0.0004, "0.0% faster"),
+        (-0.0006, "0.1% slower"),
+        (-0.007, "0.7% slower"),
+    ],
+)
+def test_a_signed_part_has_a_word_instead_of_its_sign(part: float, expected: str) -> None:
+    assert signed_part(part) == expected
+
+
+@given(st.floats(-10.0, 10.0))
+def test_a_part_and_its_opposite_have_the_same_number(part: float) -> None:
+    number, word = signed_part(part, ("less", "more")).split()
+    opposite, other = signed_part(-part, ("less", "more")).split()
+
+    assert number == opposite and not number.startswith("-")
+    assert (word != other) == (number != "0.0%")

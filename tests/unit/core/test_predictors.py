@@ -146,15 +146,15 @@ def test_one_absurd_speed_is_got_over(name: str, factor: float) -> None:
     assert float(np.abs(errors[-100:]).max()) < 0.05
 
 
-def test_narx_uses_the_loads_it_is_told() -> None:
+def test_narx_uses_the_given_loads() -> None:
     speeds, loads = _busy_machines(1)
     blind = np.full_like(loads, np.nan)
 
-    told, untold = (_errors(Narx(), speeds, known)[1] for known in (loads, blind))
+    reported, untold = (_errors(Narx(), speeds, known)[1] for known in (loads, blind))
     others = [_errors(predictor_named(n), speeds, loads)[1] for n in ("last", "ema", "ar")]
 
-    assert _rmse(told) < 0.08 < 0.7 * min(map(_rmse, others)), "noise alone is 0.05"
-    assert _rmse(told) < 0.6 * _rmse(untold)
+    assert _rmse(reported) < 0.08 < 0.7 * min(map(_rmse, others)), "noise alone is 0.05"
+    assert _rmse(reported) < 0.6 * _rmse(untold)
     assert _rmse(untold) < 1.1 * min(map(_rmse, others)), "without loads it is no worse"
 
 

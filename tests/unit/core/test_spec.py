@@ -110,7 +110,7 @@ def test_a_value_that_cannot_be_is_refused(argument: str, complaint: tuple[str, 
 
 
 @pytest.mark.parametrize("argument", ["other=1", "7", "count", "=3"])
-def test_what_is_no_setting_is_refused_with_those_there_are(argument: str) -> None:
+def test_an_unknown_setting_is_refused_with_the_available_ones(argument: str) -> None:
     with pytest.raises(ConfigError) as caught:
         made(f"made:{argument}")
 
@@ -176,7 +176,7 @@ def test_published_policies_are_found_by_name(spec: str, policy: Policy[object])
     assert policy_from_spec(spec) == policy
 
 
-def test_an_unknown_policy_is_told_with_the_nearest_name() -> None:
+def test_an_unknown_policy_is_refused_with_the_nearest_name() -> None:
     with raises_message(UnknownPolicy, "'adaptve:min_gain=1'"):
         policy_from_spec("adaptve:min_gain=1")
     with raises_message(UnknownPolicy, "'fair'"):

@@ -274,7 +274,7 @@ def test_another_bag_in_the_same_folder_is_refused(bag: Bag) -> None:
         {"points": spread(3, seed=2)},
     ],
 )
-def test_what_differs_from_the_bag_that_is_there_is_named(bag: Bag, asked: dict[str, Any]) -> None:
+def test_differences_from_the_existing_bag_are_named(bag: Bag, asked: dict[str, Any]) -> None:
     with pytest.raises(SystemExit) as end:
         make_bag(bag.folder, replace(DESIGN, **asked))
 

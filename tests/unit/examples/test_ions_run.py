@@ -121,7 +121,7 @@ def test_results_are_trained_per_salt_and_with_both_walls_alike(bag: Bag) -> Non
     assert 0 <= inputs.min() <= inputs.max() <= 1
 
 
-def test_there_is_no_error_before_a_held_out_simulation_is_finished(
+def test_the_error_is_unknown_until_a_held_out_simulation_is_finished(
     tmp_path: Path,
 ) -> None:
     settings = Settings(ions=4, replicas=2, equilibrate=1, sweeps=1, bins=8)
@@ -274,7 +274,7 @@ def test_ctrl_c_does_not_reach_started_processes() -> None:
         (("--trace", "nope"), ()),
     ],
 )
-def test_what_cannot_be_is_refused_before_a_folder_is_made(
+def test_invalid_options_are_refused_before_a_folder_is_created(
     argv: list[str],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

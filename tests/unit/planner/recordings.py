@@ -60,7 +60,7 @@ def recorded(
             seen = [
                 observation
                 for rank in range(workers)
-                for observation in _told(
+                for observation in _reported(
                     rank, shares[rank], busy_s, whole_s, outside_s, first, last
                 )
             ]
@@ -69,7 +69,7 @@ def recorded(
     return float(begun_s[-1])
 
 
-def _told(
+def _reported(
     rank: int,
     share: int,
     busy_s: FloatArray,

@@ -36,7 +36,7 @@ def life(
         busy_s: seconds of each worker's steps, by its number; 5 of them, 0.05 s longer with waits.
         digest: of the model.
         device: accelerator that computed; empty for a processor.
-        header: of the trace, beside the usual.
+        header: of the trace, in addition to the usual.
     """
     facts: Record = {"policy": "uniform", "evenstride": "0.1.0", "torch": "2.13.0", "bounds": None}
     facts |= {"world_size": len(workers), "global_batch": batch, "started_unix_s": 1.77e9}

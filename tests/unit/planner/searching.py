@@ -13,7 +13,7 @@ from evenstride.sim.engine.network import Ring
 
 @dataclass(frozen=True, slots=True)
 class Truth:
-    """Workers with lines of their own, a ring, and a time that every step takes beside."""
+    """Workers with lines of their own, a ring, and a time that every step takes in addition."""
 
     per_sample_s: Sequence[float]
     fixed_samples: float = 20.0  # that a worker could train in its fixed time

@@ -38,25 +38,25 @@ def test_a_profile_on_its_line_is_not_doubted() -> None:
 
 
 def test_a_profile_off_its_line_is_to_be_measured_again() -> None:
-    (told,) = of_device(device(0.054, 0.044, 0.119))
+    (reported,) = of_device(device(0.054, 0.044, 0.119))
 
-    assert "box fits badly" in told
-    assert "measure it again" in told
+    assert "box is inaccurate" in reported
+    assert "measure it again" in reported
 
 
 def test_a_profile_that_wandered_is_to_be_measured_again() -> None:
     whole = device(*LINE)
     wandering = tuple(one.model_copy(update={"drift": 0.3}) for one in whole.points)
 
-    (told,) = of_device(whole.model_copy(update={"points": wandering}))
+    (reported,) = of_device(whole.model_copy(update={"points": wandering}))
 
-    assert "drifted, by 30%" in told
+    assert "drifted, by 30%" in reported
 
 
 def test_steps_that_do_not_grow_tell_nothing_of_a_sample() -> None:
-    (told,) = of_device(device(0.00471, 0.00471, 0.0047))
+    (reported,) = of_device(device(0.00471, 0.00471, 0.0047))
 
-    check_message(told, "512 samples")
+    check_message(reported, "512 samples")
 
 
 @pytest.mark.parametrize(
@@ -70,9 +70,9 @@ def test_steps_that_do_not_grow_tell_nothing_of_a_sample() -> None:
     ],
 )
 def test_a_processor_says_nothing_of_a_types_accelerator(name: str, on: str, doubted: bool) -> None:
-    told = of_accelerator(device(*LINE, name=name, on=on), shipped_catalogue())
+    reported = of_accelerator(device(*LINE, name=name, on=on), shipped_catalogue())
 
-    assert ("has the accelerator T4" in told) == doubted
+    assert ("has the accelerator T4" in reported) == doubted
 
 
 def test_spot_machines_need_a_script_that_saves() -> None:
@@ -86,13 +86,13 @@ def test_spot_machines_need_a_script_that_saves() -> None:
     assert of_spot(ClusterChoice((kind("a"),), (1,), 64), SaveCosts(2.0, (60.0,))) == []
 
 
-def test_a_type_that_is_not_there_is_named_with_the_nearest() -> None:
+def test_an_unknown_type_is_named_with_the_nearest() -> None:
     shipped = shipped_catalogue()
 
-    told = no_machine([device(*LINE, name="g4dn.xlage")], shipped)
+    reported = no_machine([device(*LINE, name="g4dn.xlage")], shipped)
 
-    assert "has no g4dn.xlage" in told
-    assert "nearest are g4dn.xlarge" in told
+    assert "has no g4dn.xlage" in reported
+    assert "nearest are g4dn.xlarge" in reported
     assert "it has " in nearest_types("%%%", shipped)
     left = no_machine([device(*LINE, name="g4dn.xlarge")], shipped)
     assert "--types" in left

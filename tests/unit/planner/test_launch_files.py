@@ -72,8 +72,8 @@ def runnable(lines: list[str]) -> list[str]:
 
 
 def test_lines_take_their_rank_and_the_head_from_the_shell() -> None:
-    told = start_lines(MIXED, ["t.py", "--name", "a b"])
-    first, second = runnable(told)
+    reported = start_lines(MIXED, ["t.py", "--name", "a b"])
+    first, second = runnable(reported)
 
     code, words, _ = shell(second, NODE_RANK="4", HEAD="10.0.0.5")
     assert code == 0
@@ -86,7 +86,7 @@ def test_lines_take_their_rank_and_the_head_from_the_shell() -> None:
     assert code != 0
     check_message(complaint, "NODE_RANK")
     check_message(shell(first, NODE_RANK="0")[2], "HEAD", "NODE_RANK")
-    check_message(told[2], "NODE_RANK", "HEAD")
+    check_message(reported[2], "NODE_RANK", "HEAD")
 
 
 def test_one_machine_needs_no_address() -> None:
@@ -114,9 +114,9 @@ def test_a_line_for_one_machine_runs_as_it_is(tmp_path: Path) -> None:
 
 
 def test_machines_that_may_be_taken_away_are_launched() -> None:
-    """And what is told is what `evenstride launch` takes."""
-    told = start_lines(ALONE, ["t.py"], {"EVENSTRIDE_EPOCHS": "5"})
-    store, start = runnable(told)
+    """And the options are those of `evenstride launch`."""
+    reported = start_lines(ALONE, ["t.py"], {"EVENSTRIDE_EPOCHS": "5"})
+    store, start = runnable(reported)
 
     assert store.startswith("evenstride launch --store-only --store ")
     assert start.startswith("EVENSTRIDE_EPOCHS=5 evenstride launch ")
@@ -126,7 +126,7 @@ def test_machines_that_may_be_taken_away_are_launched() -> None:
     assert found.exit_code == 0, found.output
     assert "--nnodes=1:4" in found.output
     check_message(shell(start)[2], "STORE")
-    assert "g5.xlarge spot" in told[2]
+    assert "g5.xlarge spot" in reported[2]
 
 
 def looked_at(epochs: float) -> TrainingForecast:
@@ -137,24 +137,24 @@ def looked_at(epochs: float) -> TrainingForecast:
 
 
 @pytest.mark.parametrize(("epochs", "whole"), [(44.2, "45"), (45.0000001, "45"), (45.0, "45")])
-def test_a_script_is_told_whole_epochs_and_the_batch(epochs: float, whole: str) -> None:
-    told = variables(looked_at(epochs))
+def test_a_script_gets_whole_epochs_and_the_batch(epochs: float, whole: str) -> None:
+    reported = variables(looked_at(epochs))
 
-    assert told == {"EVENSTRIDE_EPOCHS": whole, "EVENSTRIDE_GLOBAL_BATCH": "256"}
+    assert reported == {"EVENSTRIDE_EPOCHS": whole, "EVENSTRIDE_GLOBAL_BATCH": "256"}
 
 
-def test_another_mode_is_told_in_lines_and_files() -> None:
-    told = variables(looked_at(45.0), "bsp-ps(servers=2)")
+def test_another_mode_is_set_in_lines_and_files() -> None:
+    reported = variables(looked_at(45.0), "bsp-ps(servers=2)")
 
     for choice in (ALONE, MIXED):
-        words = shlex.split(runnable(start_lines(choice, ["t.py"], told))[-1])
+        words = shlex.split(runnable(start_lines(choice, ["t.py"], reported))[-1])
         assert words[:3] == [
             *("EVENSTRIDE_EPOCHS=45", "EVENSTRIDE_GLOBAL_BATCH=256"),
             "EVENSTRIDE_SYNC=bsp-ps(servers=2)",
         ]
-    each = [yaml.safe_load(text) for text in skypilot_files(MIXED, ["t.py"], told).values()]
-    assert each[0]["envs"] == told
-    assert each[1]["envs"] == {**told, "_EVENSTRIDE_HEAD": ""}
+    each = [yaml.safe_load(text) for text in skypilot_files(MIXED, ["t.py"], reported).values()]
+    assert each[0]["envs"] == reported
+    assert each[1]["envs"] == {**reported, "_EVENSTRIDE_HEAD": ""}
 
 
 def test_a_task_has_the_torch_of_the_profile_and_evenstride_from_a_folder() -> None:

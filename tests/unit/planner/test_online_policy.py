@@ -46,9 +46,9 @@ def searched(
         probes = [p for p in probes if p.choice != at] + [truth.probe(at)]
         noise = [p.noise for p in probes if p.noise is not None]
         found = noise[-1] if noise else None
-        told = replace(asked, noise=found, batches=len(batches), base=min(batches))
+        reported = replace(asked, noise=found, batches=len(batches), base=min(batches))
         decision = decide(
-            told, possible, probes, OnlineStanding(at, {at.batch: 2560.0}, switch_s, visit)
+            reported, possible, probes, OnlineStanding(at, {at.batch: 2560.0}, switch_s, visit)
         )
         if decision.to is None:
             return way
@@ -72,9 +72,9 @@ def test_the_extremes_come_first_and_one_tells_of_all_between() -> None:
 def test_steps_that_were_not_measured_are_foreseen_from_two_that_were() -> None:
     truth = replace(FOUR, noise=NOISY, beside=1.1)
     probes = [truth.probe(Configuration(1, 64)), truth.probe(Configuration(4, 1024))]
-    told = job(noise=NOISY, batches=3)
+    reported = job(noise=NOISY, batches=3)
 
-    found = {one.choice: one for one in foresee(told, choices(WORKERS, BATCHES), probes, {})}
+    found = {one.choice: one for one in foresee(reported, choices(WORKERS, BATCHES), probes, {})}
 
     assert len(found) == 9
     for choice, one in found.items():
@@ -88,14 +88,14 @@ def test_steps_that_were_not_measured_are_foreseen_from_two_that_were() -> None:
         assert one.measured == (choice in {p.choice for p in probes})
 
 
-def test_what_was_trained_counts_by_what_its_samples_are_worth() -> None:
-    told = job(noise=NOISY, batches=3)
+def test_trained_samples_count_by_their_value() -> None:
+    reported = job(noise=NOISY, batches=3)
 
-    assert told.left({}) == 1.0
-    assert told.left({64: 0.5 * 30 * 60_000}) == pytest.approx(0.5)
+    assert reported.left({}) == 1.0
+    assert reported.left({64: 0.5 * 30 * 60_000}) == pytest.approx(0.5)
     # At 1024 the same samples are worth about half as much.
-    assert told.left({1024: 0.5 * 30 * 60_000}) == pytest.approx(1 - 0.5 * 1064 / 2024)
-    assert told.left({64: 1e9}) == 0.0
+    assert reported.left({1024: 0.5 * 30 * 60_000}) == pytest.approx(1 - 0.5 * 1064 / 2024)
+    assert reported.left({64: 1e9}) == 0.0
 
 
 @pytest.mark.parametrize(
@@ -134,16 +134,19 @@ def test_a_training_that_is_nearly_over_is_left_alone() -> None:
 
 def test_without_gradient_noise_batches_are_not_compared() -> None:
     alone = choices((1,), BATCHES)
-    told = job(batches=3)
+    reported = job(batches=3)
 
     decision = decide(
-        told, alone, [FOUR.probe(Configuration(1, 64))], OnlineStanding(Configuration(1, 64), {})
+        reported,
+        alone,
+        [FOUR.probe(Configuration(1, 64))],
+        OnlineStanding(Configuration(1, 64), {}),
     )
 
     assert decision.to is None
     assert "noise" in decision.reason
     # With several workers it is looked for, and where it is not found the base batch stays.
-    assert searched(FOUR, told, BATCHES) == [
+    assert searched(FOUR, reported, BATCHES) == [
         Configuration(1, 64),
         Configuration(4, 1024),
         Configuration(1, 64),
@@ -153,10 +156,10 @@ def test_without_gradient_noise_batches_are_not_compared() -> None:
 def test_with_gradient_noise_the_batch_is_chosen_too() -> None:
     noisier = replace(FOUR, noise=Noise(scale=1e5, low=9e4, high=1.2e5))
     calmer = replace(FOUR, noise=Noise(scale=20.0, low=18.0, high=22.0))
-    told = job(epochs=100.0)
+    reported = job(epochs=100.0)
 
-    assert searched(noisier, told, BATCHES)[-1] == Configuration(4, 1024)
-    assert searched(calmer, told, BATCHES)[-1].batch == 64
+    assert searched(noisier, reported, BATCHES)[-1] == Configuration(4, 1024)
+    assert searched(calmer, reported, BATCHES)[-1].batch == 64
 
 
 def test_a_switch_that_gains_less_than_it_costs_is_not_made() -> None:
@@ -178,33 +181,35 @@ def test_a_switch_that_gains_less_than_it_costs_is_not_made() -> None:
 def test_a_third_is_tried_if_it_may_be_better_and_enough_is_left() -> None:
     # 3 workers are nearly as good as 4.
     truth = Truth([1e-4, 1e-4, 1e-4, 3e-4], latency_s=0.0001, gradient_bytes=1e5)
-    told = job(base=256, gradient_bytes=1e5)
+    reported = job(base=256, gradient_bytes=1e5)
     possible = choices((1, 3, 4), (256,))
     probes = [truth.probe(Configuration(1, 256)), truth.probe(Configuration(4, 256))]
     here = OnlineStanding(Configuration(4, 256), {}, 2.0, 2)
 
-    ahead = decide(replace(told, epochs=2000.0), possible, probes, here)
-    short = decide(replace(told, epochs=2.0), possible, probes, here)
+    ahead = decide(replace(reported, epochs=2000.0), possible, probes, here)
+    short = decide(replace(reported, epochs=2.0), possible, probes, here)
 
     assert (ahead.to, ahead.probe) == (Configuration(3, 256), True)
     assert short.to is None
     # It was no better, so training comes back, and it is not tried twice.
     probes += [truth.probe(Configuration(3, 256))]
     there = replace(here, present=Configuration(3, 256), visits=3)
-    again = decide(replace(told, epochs=2000.0), possible, probes, there)
+    again = decide(replace(reported, epochs=2000.0), possible, probes, there)
     assert (again.to, again.probe) == (Configuration(4, 256), False)
     probes = [probes[0], probes[2], probes[1]]
-    back = decide(replace(told, epochs=2000.0), possible, probes, replace(here, visits=4))
+    back = decide(replace(reported, epochs=2000.0), possible, probes, replace(here, visits=4))
     assert back.to is None
 
 
 def test_a_search_ends_after_so_many_configurations() -> None:
-    possible, told = choices((1, 2), (64,)), job(epochs=1e4)
+    possible, reported = choices((1, 2), (64,)), job(epochs=1e4)
     alone = [FOUR.probe(Configuration(1, 64))]
     both = [*alone, FOUR.probe(Configuration(2, 64))]
 
     def decided(probes: list[Probe], visits: int) -> Configuration | None:
-        return decide(told, possible, probes, OnlineStanding(probes[-1].choice, {}, 0.1, visits)).to
+        return decide(
+            reported, possible, probes, OnlineStanding(probes[-1].choice, {}, 0.1, visits)
+        ).to
 
     assert decided(alone, 1) == Configuration(2, 64)
     assert decided(alone, MOST_PROBES) is None
@@ -213,10 +218,10 @@ def test_a_search_ends_after_so_many_configurations() -> None:
     assert decided(both, MOST_PROBES + 1) is None
 
 
-def test_processes_are_told_again_how_many_epochs_their_batch_needs() -> None:
+def test_new_processes_get_the_epochs_that_their_batch_needs() -> None:
     probe = FOUR.probe(Configuration(4, 1024))
-    told = job(noise=NOISY, batches=3)
-    (here,) = foresee(told, [Configuration(4, 1024)], [probe], {64: 6000.0})
+    reported = job(noise=NOISY, batches=3)
+    (here,) = foresee(reported, [Configuration(4, 1024)], [probe], {64: 6000.0})
     epoch_s = 60_000 / 1024 * here.step_s.value
 
     assert here.epochs == pytest.approx(30 * 2024 / 1064, rel=0.01)
@@ -283,7 +288,7 @@ def test_what_wandered_is_doubted_where_it_was_not_measured_too() -> None:
         assert sure.own_s.high <= wide.time_s.high
 
 
-def test_an_epoch_takes_what_was_measured_beside_its_steps() -> None:
+def test_an_epoch_includes_the_measured_time_between_its_steps() -> None:
     probe = FOUR.probe(Configuration(1, 64))
     (bare,) = foresee(JOB, [Configuration(1, 64)], [probe], {64: 0.5 * 30 * 60_000})
 
@@ -294,11 +299,11 @@ def test_an_epoch_takes_what_was_measured_beside_its_steps() -> None:
 
 
 def test_the_reason_says_why_the_last_one_won() -> None:
-    possible, told = choices((1, 2), (64,)), job(epochs=1e4)
+    possible, reported = choices((1, 2), (64,)), job(epochs=1e4)
     probes = [FOUR.probe(Configuration(2, 64)), FOUR.probe(Configuration(1, 64))]
 
     decision = decide(
-        told, possible, probes, OnlineStanding(Configuration(1, 64), {}, 0.1, MOST_PROBES + 1)
+        reported, possible, probes, OnlineStanding(Configuration(1, 64), {}, 0.1, MOST_PROBES + 1)
     )
 
     assert decision.to is None

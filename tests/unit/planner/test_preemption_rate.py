@@ -83,17 +83,17 @@ def test_a_band_of_one_part_is_exact() -> None:
 
 
 @pytest.mark.parametrize("band", [(0.2, 0.1), (-0.1, 0.1), (0.1, 20.0), (1.0, 1.0)], ids=str)
-def test_what_is_no_band_is_refused(band: tuple[float, float]) -> None:
+def test_an_invalid_band_is_refused(band: tuple[float, float]) -> None:
     with raises_message(ConfigError):
         from_band(*band)
 
 
 def test_an_offer_without_a_band_may_be_anything() -> None:
-    told = from_offer(Offer(instance_type="x", usd_per_h=1.0, interruption=(0.0, 0.05)))
+    reported = from_offer(Offer(instance_type="x", usd_per_h=1.0, interruption=(0.0, 0.05)))
     silent = from_offer(Offer(instance_type="g2-standard-4", usd_per_h=1.0))
 
-    assert told == from_band(0.0, 0.05)
-    assert silent.losses_per_h.low < told.losses_per_h.high
+    assert reported == from_band(0.0, 0.05)
+    assert silent.losses_per_h.low < reported.losses_per_h.high
     assert silent.losses_per_h.high > from_band(0.15, 0.2).losses_per_h.high
     check_message(silent.reason)
 
@@ -132,7 +132,7 @@ def test_losses_that_come_together_make_the_rate_less_sure() -> None:
     assert sorted_lives.high > 2.0 * even.high
 
 
-def test_longer_windows_are_surer_and_none_is_longer_than_a_tenth() -> None:
+def test_longer_windows_are_more_certain_and_at_most_a_tenth() -> None:
     recorded = _recorded(_even(2000, seed=3))
 
     def width(found: PreemptionRate) -> float:
@@ -172,7 +172,7 @@ def test_windows_count_by_the_time_of_their_machines() -> None:
 
 
 @pytest.mark.parametrize("losses", [1, 2, 4])
-def test_few_losses_are_not_none(losses: int) -> None:
+def test_few_losses_follow_the_poisson_distribution(losses: int) -> None:
     """Windows with one would weigh too little to be seen; the rate is as likely as Poisson has it.
 
     So 95 % of what is likely after one loss lies between a fifth and four times its rate or so.

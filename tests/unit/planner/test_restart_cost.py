@@ -199,7 +199,7 @@ def test_left_alone_a_run_saves_as_it_will_decide_itself(per_h: float) -> None:
     assert SaveCosts(600.0, (60.0,)).interval_s(0.0) == 6000.0
 
 
-def test_what_is_lost_is_half_a_stretch_if_losses_are_rare_and_a_mean_life_if_not() -> None:
+def test_a_loss_costs_half_a_stretch_if_rare_and_a_mean_life_if_not() -> None:
     saves = SaveCosts(60.0, (0.0,), every_s=540.0)
 
     assert lost_s(saves, 0.0) == 300.0
@@ -209,7 +209,7 @@ def test_what_is_lost_is_half_a_stretch_if_losses_are_rare_and_a_mean_life_if_no
 
 
 @pytest.mark.parametrize("hazard_per_s", [1e-7, 1.6e-7, 1e-5, 1e-3, 1e-2])
-def test_what_is_lost_is_the_mean_age_of_the_last_save(hazard_per_s: float) -> None:
+def test_a_loss_costs_the_mean_age_of_the_last_save(hazard_per_s: float) -> None:
     saves = SaveCosts(60.0, (0.0,), every_s=540.0)
 
     age_s = (np.arange(100_000) + 0.5) * 600.0 / 100_000
@@ -260,7 +260,7 @@ def test_what_are_no_times_is_refused(
 @pytest.mark.parametrize(
     ("count", "useful_s", "level"), [(0, 60.0, 0.9), (1, 0.0, 0.9), (1, 60.0, 1.0)]
 )
-def test_what_is_no_run_is_refused(count: int, useful_s: float, level: float) -> None:
+def test_an_invalid_run_is_refused(count: int, useful_s: float, level: float) -> None:
     with raises_message(ConfigError):
         slowdown(at_rate(1.0), count, useful_s, SaveCosts(1.0, (1.0,)), level)
 

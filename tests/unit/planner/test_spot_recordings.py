@@ -78,7 +78,7 @@ def test_lives_are_read_one_by_one(tmp_path: Path) -> None:
     assert recorded_transience(written(tmp_path, text)).waits_s == (3600.0, 60.0)
 
 
-def test_lives_may_be_told_in_seconds_since_1970(tmp_path: Path) -> None:
+def test_lives_may_be_given_in_seconds_since_1970(tmp_path: Path) -> None:
     lives = "came_s,gone_s\n{},{}\n{},{}\n{},{}\n"
     times_s = (0, 36_000, 600, 7800, 11_400, 15_000)
 
@@ -91,7 +91,7 @@ def test_lives_may_be_told_in_seconds_since_1970(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "reported"),
     [
         ("at_s,up\n0,1\n600,x\n1200,1.5\n1800", ("line 3", "'x'", "line 4")),
         ("at_s,up\n0,1\n600,1\n# why\n900,0\n1500,1", ("line 5", "300 s", "600 s")),
@@ -113,10 +113,10 @@ def test_lives_may_be_told_in_seconds_since_1970(tmp_path: Path) -> None:
         ("at_s,up\n0,4\n600,4\n1200,5", ()),
     ],
 )
-def test_what_is_wrong_is_refused_with_its_line(
-    tmp_path: Path, text: str, told: tuple[str, ...]
+def test_an_invalid_line_is_refused_with_its_number(
+    tmp_path: Path, text: str, reported: tuple[str, ...]
 ) -> None:
-    with raises_message(ConfigError, *told):
+    with raises_message(ConfigError, *reported):
         recorded_transience(written(tmp_path, text))
 
 
@@ -152,7 +152,7 @@ def test_the_examples_of_the_documentation_can_be_used(tmp_path: Path) -> None:
         assert recorded_transience(written(tmp_path, block)).rates_per_s[-1] > 0
 
 
-def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     with raises_message(ConfigError):
         recorded_transience(tmp_path / "none.csv")
 
@@ -173,7 +173,7 @@ def test_recordings_are_of_the_types_they_are_given_for(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("recordings", "spot", "told"),
+    ("recordings", "spot", "reported"),
     [
         (["{}"], False, ("--preemptions", "--spot")),
         (["{}:a", "{}:a"], True, ()),
@@ -182,15 +182,15 @@ def test_recordings_are_of_the_types_they_are_given_for(tmp_path: Path) -> None:
         (["{}:"], True, ()),
     ],
 )
-def test_recordings_for_nobody_knows_what_are_refused(
-    tmp_path: Path, recordings: list[str], spot: bool, told: tuple[str, ...]
+def test_recordings_of_types_outside_the_plan_are_refused(
+    tmp_path: Path, recordings: list[str], spot: bool, reported: tuple[str, ...]
 ) -> None:
     path = written(tmp_path, looks(UP))
     some = [kind("b", losses_per_h=0.1), kind("a", losses_per_h=0.1)]
     if recordings == ["{}:"]:
         path.unlink()
 
-    with raises_message(ConfigError, *told):
+    with raises_message(ConfigError, *reported):
         with_preemptions(some, [one.format(path) for one in recordings], spot=spot)
 
 

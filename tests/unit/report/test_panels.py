@@ -67,7 +67,7 @@ def named(figure: Figure) -> list[str]:
     return ["" if legend is None else legend.get_texts()[0].get_text() for legend in legends]
 
 
-def test_noise_is_drawn_only_where_there_is_some(drawn: Any) -> None:
+def test_noise_is_drawn_only_if_it_was_measured(drawn: Any) -> None:
     assert made().noisy_s is None
     assert made(noise=0.05).noisy_s is not None
     # The name is there whichever of the panels has it.

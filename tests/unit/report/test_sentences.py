@@ -59,7 +59,7 @@ def test_a_line_has_means_medians_and_ninth_tenths() -> None:
     )
 
 
-def test_what_is_not_known_is_a_dash() -> None:
+def test_an_unknown_value_is_a_dash() -> None:
     unsettled = replace(ROW, efficiency_settled=None, steps_to_95_after_change=None, decide_s=None)
 
     (line,) = simulation_table(grouped([unsettled], unjudged=[("h1", 1, 0)])).rows
@@ -147,7 +147,7 @@ def test_of_several_policies_the_best_is_reported() -> None:
     check_message(output, "17.6%")
 
 
-def test_of_several_settings_it_is_reported_who_is_best_in_how_many() -> None:
+def test_for_several_settings_the_best_policies_are_counted() -> None:
     output = simulation_sentence(
         grouped(
             [
@@ -213,7 +213,7 @@ def test_with_one_seed_a_lead_has_no_interval() -> None:
 
 
 @pytest.mark.parametrize("policies", [["adaptive"], ["dbs", "uniform"]])
-def test_there_is_no_lead_without_ours_or_without_others(policies: list[str]) -> None:
+def test_without_ours_or_without_others_no_lead_is_reported(policies: list[str]) -> None:
     groups = grouped([row for policy in policies for row in rows(policy, 0.5)])
 
     assert lead(groups) is None

@@ -168,9 +168,7 @@ def test_other_kinds_of_files_are_refused(name: str) -> None:
         f"{'x' * 300}.png",
     ],
 )
-def test_whether_a_file_can_be_written_is_known_before_there_is_anything_to_write(
-    tmp_path: Path, name: str
-) -> None:
+def test_an_unwritable_file_is_refused_before_anything_is_drawn(tmp_path: Path, name: str) -> None:
     (tmp_path / "file").write_text("kept")
     (tmp_path / "folder").mkdir()
 

@@ -25,7 +25,7 @@ def test_a_table_without_rows_has_its_headings() -> None:
     assert Table(("a", "b"), ()).text() == "a  b"
 
 
-def test_what_is_too_wide_is_reported_in_parts_that_repeat_the_keys() -> None:
+def test_a_wide_table_is_printed_in_parts_that_repeat_the_keys() -> None:
     check_message(TABLE.text(18), "22", "1.5", "333")
     assert TABLE.text(23) == TABLE.text()
     assert TABLE.text(22) != TABLE.text()

@@ -82,7 +82,7 @@ def test_no_step_at_all_is_a_possible_wish() -> None:
         *("-1", "many", "1.5", " ", "1e3", "0x10", "²"),
     ],
 )
-def test_a_number_that_is_none_is_refused_with_its_range(name: str, least: int, text: str) -> None:
+def test_an_invalid_number_is_refused_with_its_range(name: str, least: int, text: str) -> None:
     with pytest.raises(ConfigError) as refusal:
         read_environment({name: text})
 

@@ -40,7 +40,7 @@ def test_a_batch_without_a_scaled_backward_pass_is_noticed_at_the_next(
 
 
 @pytest.mark.parametrize("option", [{"max_micro_batch": 2}, {"weight_fn": lambda _: 1.0}])
-def test_a_weight_beside_micro_batches_or_a_weight_function_is_refused(
+def test_a_weight_with_micro_batches_or_a_weight_function_is_refused(
     make_stride: MakeStride, option: dict[str, Any]
 ) -> None:
     stride = make_stride()

@@ -50,7 +50,7 @@ def test_a_batch_outside_the_bounds_is_refused_with_both_ends() -> None:
     assert (error.total, error.at_least, error.at_most, error.workers) == (9, 1, 8, 1)
 
 
-def test_an_unknown_policy_is_refused_with_those_there_are() -> None:
+def test_an_unknown_policy_is_refused_with_the_available_ones() -> None:
     with raises_message(UnknownPolicy):
         evenstride.Stride(global_batch=9, policy="fair")
 

@@ -74,7 +74,7 @@ def test_an_unused_batch_of_the_environment_causes_a_warning(
         ("auto", (64, 128), 129, ("EVENSTRIDE_GLOBAL_BATCH is 129",)),
     ],
 )
-def test_what_cannot_be_is_refused_with_the_range(
+def test_invalid_batches_and_bounds_are_refused_with_the_range(
     asked: Any, bounds: Any, environment: int | None, words: tuple[str, ...]
 ) -> None:
     with raises_message(ConfigError, *words):
@@ -271,7 +271,7 @@ def test_a_batch_that_leaves_no_step_is_refused_wherever_it_comes_from() -> None
 
 
 @pytest.mark.parametrize("batches", ["xx", [[1]], [[None, 4]], 7])
-def test_batches_that_are_none_are_refused_and_change_nothing(batches: Any) -> None:
+def test_invalid_batches_are_refused_and_change_nothing(batches: Any) -> None:
     run = evenstride.Stride("auto", bounds=(4, 64))
     state = {**run.state_dict(), "global_batch": 8, "batches": batches}
 

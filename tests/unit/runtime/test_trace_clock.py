@@ -38,7 +38,7 @@ def test_a_commit_is_recorded_in_calendar_time(tmp_path: Path) -> None:
         assert record["committed_at_s"] < record["at_s"]
 
 
-def test_what_is_no_exchange_tells_of_no_commit(tmp_path: Path) -> None:
+def test_only_an_exchange_records_a_commit(tmp_path: Path) -> None:
     evenstride.Stride(global_batch=4, trace=tmp_path).close()
 
     (formed, *_) = [record for record in read_records(tmp_path) if record["kind"] == "event"]

@@ -18,7 +18,7 @@ SLOW = {"name": "slow", "samples_per_s": 250.0, "fixed_s": 0.01}
 
 
 def scenario(**values: Any) -> Scenario:
-    """Return a scenario with these values; a fast and a slow worker if nothing else is said."""
+    """Return a scenario with these values; a fast and a slow worker by default."""
     plain = {"name": "made", "global_batch": 50, "steps": 40, "workers": [FAST, SLOW], **values}
     return Scenario.model_validate(plain)
 

@@ -67,14 +67,16 @@ def units(name: str) -> tuple[str, ...]:
     return mine or ("text", "list", "fields", "samples", "workers", "steps", *PLAIN)
 
 
-def fits(told: str, model: type[BaseModel], name: str) -> bool:
+def fits(reported: str, model: type[BaseModel], name: str) -> bool:
     """Return whether a page tells the default of a field."""
     field = model.model_fields[name]
     if field.is_required():
-        return told == "required"
+        return reported == "required"
     if isinstance(field.default, int | float | str) and field.default != "":
-        return told == (field.default if isinstance(field.default, str) else f"{field.default:g}")
-    return bool(told) and told != "required" and not told[0].isdigit()
+        return reported == (
+            field.default if isinstance(field.default, str) else f"{field.default:g}"
+        )
+    return bool(reported) and reported != "required" and not reported[0].isdigit()
 
 
 @pytest.mark.parametrize(
@@ -93,7 +95,7 @@ def test_every_field_is_in_its_table_with_its_unit_and_its_default(
 
     assert [name.strip("`") for name, *_ in found] == list(model.model_fields)
     for name, unit, default, meaning in found:
-        assert fits(default, model, name.strip("`")), f"{name} is said to be {default}"
+        assert fits(default, model, name.strip("`")), f"{name} has the default {default}"
         assert unit
         assert len(meaning) > 5
         assert unit in units(name.strip("`"))
@@ -109,21 +111,23 @@ def test_every_field_of_an_event_is_in_the_table_of_events() -> None:
     assert {(kind.strip("`"), name.strip("`")) for kind, name, *_ in found} == known
     for kind, name, unit, default, meaning in found:
         fit = fits(default, models[kind.strip("`")], name.strip("`"))
-        assert fit, f"{name} of {kind} is said to be {default}"
+        assert fit, f"{name} of {kind} has the default {default}"
         assert unit
         assert len(meaning) > 5
     text = section(SCENARIOS, "### Events")
     assert all(f"`{name}`" in text for name in (*models, *COMMON))
 
 
-def test_the_schema_says_the_unit_of_what_could_be_taken_for_another() -> None:
+def test_the_schema_has_the_units_of_ambiguous_fields() -> None:
     models: list[type[BaseModel]] = [WorkerGroup, Communication]
-    told = {n: str(f.description) for m in models for n, f in m.model_fields.items()}
+    reported = {n: str(f.description) for m in models for n, f in m.model_fields.items()}
 
-    assert all("second" in text or "FLOP/s" in text for n, text in told.items() if n.endswith("_s"))
-    assert "0.02 is 20 ms" in told["fixed_s"]
-    check_message(told["noise"])
-    assert "0.02 is 2 %" in told["noise"]
+    assert all(
+        "second" in text or "FLOP/s" in text for n, text in reported.items() if n.endswith("_s")
+    )
+    assert "0.02 is 20 ms" in reported["fixed_s"]
+    check_message(reported["noise"])
+    assert "0.02 is 2 %" in reported["noise"]
 
 
 def test_every_key_of_a_row_is_explained() -> None:
@@ -133,13 +137,13 @@ def test_every_key_of_a_row_is_explained() -> None:
 
 
 def test_every_policy_is_in_the_table_with_all_its_settings() -> None:
-    told = {name.strip("`"): settings for name, _, settings, _ in rows(POLICIES, "## Policies")}
+    reported = {name.strip("`"): settings for name, _, settings, _ in rows(POLICIES, "## Policies")}
 
-    assert sorted(told) == sorted(POLICY_NAMES)
-    for name in sorted(set(told) - {"static"}):
+    assert sorted(reported) == sorted(POLICY_NAMES)
+    for name in sorted(set(reported) - {"static"}):
         policy: Any = policy_from_spec(name)
         known = {f"{field.name}={getattr(policy, field.name)}" for field in fields(policy)}
-        assert set(re.findall(r"`(\w+=[\w.]+)`", told[name])) == known
+        assert set(re.findall(r"`(\w+=[\w.]+)`", reported[name])) == known
 
 
 def test_the_numbers_of_ones_own_machines_are_found_in_a_trace(
@@ -147,17 +151,17 @@ def test_the_numbers_of_ones_own_machines_are_found_in_a_trace(
 ) -> None:
     """Worker 0 takes 20 ms and 1 ms a sample, with 5 % noise and a spike; 1 has one share only."""
     rng = np.random.default_rng(0)
-    told: list[Observation] = []
+    reported: list[Observation] = []
     for turn, share in enumerate([20, 40, 60]):
         noisy = np.exp(rng.normal(0.0, 0.05, 400)) * (0.02 + 0.001 * share)
         noisy[3] *= 30.0
         waits = (0.0,) * len(noisy)
-        told.append(Observation(0, share, 400 * turn, tuple(noisy.tolist()), waits))
-        told.append(Observation(1, 9, 400 * turn, (0.1, float("nan")) * 200, waits))
-    told.append(Observation(0, 5, 1200, (9.0,) * 90, (0.0,) * 90, modelled=False))
+        reported.append(Observation(0, share, 400 * turn, tuple(noisy.tolist()), waits))
+        reported.append(Observation(1, 9, 400 * turn, (0.1, float("nan")) * 200, waits))
+    reported.append(Observation(0, 5, 1200, (9.0,) * 90, (0.0,) * 90, modelled=False))
     with TraceWriter(tmp_path / "runs/today/trace.jsonl", {"policy": "adaptive"}) as writer:
         writer.event(0.0, FleetFormed(0, 0, 69, (Worker("a"), Worker("b"))), ())
-        writer.event(1.0, Exchanged(1300, 1301, Measurements.of(told)), ())
+        writer.event(1.0, Exchanged(1300, 1301, Measurements.of(reported)), ())
 
     printed = run(HOW_TO, "## Numbers of your own machines", tmp_path, monkeypatch, capsys)
 

@@ -1,4 +1,4 @@
-"""The course of a training, told by a trace with several lives."""
+"""The course of a training, as a trace with several lives has it."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_the_same_within_one_process(tmp_path: Path) -> None:
     course = read_course(tmp_path)
 
     assert course.metrics["loss"] == (Value(0.5, 0.7),)
-    assert course.losses == (Value(0.4, 2.0), Value(0.5, 3.0)), "told late, and undone by then"
+    assert course.losses == (Value(0.4, 2.0), Value(0.5, 3.0)), "reported late, and undone by then"
 
 
 def test_a_look_before_the_checkpoint_is_restored_undoes_nothing(tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ def test_a_look_before_the_checkpoint_is_restored_undoes_nothing(tmp_path: Path)
     assert [one.value for one in found] == [2.0, 0.6, 0.4, 0.3]
 
 
-def test_a_run_that_begins_anew_counts_alone(tmp_path: Path) -> None:
+def test_a_run_that_begins_again_counts_alone(tmp_path: Path) -> None:
     life(tmp_path, [went(0, 0.0), metric(1.0, 0.1), noisy(5, 1.0)])
     life(tmp_path, [went(0, 0.0), metric(1.0, 0.5)])
 
@@ -151,7 +151,7 @@ def test_a_record_that_was_changed_is_refused(tmp_path: Path, record: dict[str, 
         {**noisy(3, 5.0), "batch": 0},
     ],
 )
-def test_numbers_that_are_none_are_refused(tmp_path: Path, record: dict[str, object]) -> None:
+def test_invalid_numbers_are_refused(tmp_path: Path, record: dict[str, object]) -> None:
     """Traces are written without them, and Python's JSON reads them nevertheless."""
     path = life(tmp_path, [went(0, 0.0)])
     with path.open("a") as file:

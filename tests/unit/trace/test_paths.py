@@ -1,4 +1,4 @@
-"""Where a run's trace is, and what is said where it is not."""
+"""Where a run's trace is, and the message where it is missing."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from tests.messages import check_message
 
 
 def refusal(path: Path) -> str:
-    with pytest.raises(TraceError) as told:
+    with pytest.raises(TraceError) as reported:
         trace_path(path)
-    return str(told.value)
+    return str(reported.value)
 
 
-def test_what_is_not_there_is_told_apart_from_a_folder_without_a_trace(tmp_path: Path) -> None:
+def test_a_missing_path_is_distinguished_from_a_folder_without_a_trace(tmp_path: Path) -> None:
     check_message(refusal(tmp_path / "runs"))
     check_message(refusal(tmp_path))
 
@@ -26,8 +26,8 @@ def test_runs_below_a_folder_are_named(tmp_path: Path) -> None:
     for number in range(8):
         (tmp_path / f"run-{number}").mkdir()
         (tmp_path / f"run-{number}" / "trace.jsonl").touch()
-    told = refusal(tmp_path)
+    reported = refusal(tmp_path)
 
-    check_message(told, tmp_path / "run-0", tmp_path / "run-1")
-    assert told.endswith("run-5 and 2 more")
+    check_message(reported, tmp_path / "run-0", tmp_path / "run-1")
+    assert reported.endswith("run-5 and 2 more")
     assert trace_path(tmp_path / "run-3") == tmp_path / "run-3" / "trace.jsonl"

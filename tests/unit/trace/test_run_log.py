@@ -1,4 +1,4 @@
-"""A damaged record stops whoever reads a whole run, with an error that names the trace."""
+"""A damaged record stops each reader of a whole run, with an error that names the trace."""
 
 from __future__ import annotations
 

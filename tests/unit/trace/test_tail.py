@@ -44,8 +44,8 @@ def test_a_line_that_is_not_whole_waits_for_its_rest(tmp_path: Path, cut: int) -
     tail = written(tmp_path, HEADER, NOTE[:cut], end="")
 
     assert everything(tail) == ["header"]
-    (told,) = tail.unread
-    check_message(told, "line 2", cut)
+    (reported,) = tail.unread
+    check_message(reported, "line 2", cut)
     with tail.path.open("a") as file:
         file.write(NOTE[cut:] + "\n")
     assert everything(tail) == ["metric"]
@@ -53,7 +53,7 @@ def test_a_line_that_is_not_whole_waits_for_its_rest(tmp_path: Path, cut: int) -
 
 
 @pytest.mark.parametrize(
-    ("lines", "kinds", "told"),
+    ("lines", "kinds", "reported"),
     [
         ([], [], ()),
         ([NOTE, NOTE], [], ()),
@@ -78,13 +78,13 @@ def test_a_line_that_is_not_whole_waits_for_its_rest(tmp_path: Path, cut: int) -
         ([HEADER, "[" * 100_000, NOTE], ["header", "metric"], ("line 2",)),
     ],
 )
-def test_what_cannot_be_read_is_passed_over_and_told(
-    tmp_path: Path, lines: list[str], kinds: list[str], told: tuple[str, ...]
+def test_unreadable_lines_are_skipped_and_reported(
+    tmp_path: Path, lines: list[str], kinds: list[str], reported: tuple[str, ...]
 ) -> None:
     tail = written(tmp_path, *lines, end="\n" if lines else "")
 
     assert everything(tail) == kinds
-    check_message(" | ".join(tail.unread), *told)
+    check_message(" | ".join(tail.unread), *reported)
 
 
 def test_empty_lines_are_nothing_to_tell_of(tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ def test_empty_lines_are_nothing_to_tell_of(tmp_path: Path) -> None:
     assert tail.unread == ()
 
 
-def test_a_file_of_rubbish_is_told_in_few_lines(tmp_path: Path) -> None:
+def test_a_file_of_garbage_is_reported_in_few_lines(tmp_path: Path) -> None:
     tail = written(tmp_path, HEADER, *(["x", NOTE] * 100))
 
     assert len(everything(tail)) == 101
@@ -103,7 +103,7 @@ def test_a_file_of_rubbish_is_told_in_few_lines(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("more", [0, 5], ids=["shorter", "longer"])
-def test_a_file_that_was_replaced_is_read_anew(tmp_path: Path, more: int) -> None:
+def test_a_file_that_was_replaced_is_read_again(tmp_path: Path, more: int) -> None:
     tail = written(tmp_path, HEADER, NOTE, NOTE)
     everything(tail)
     other = tmp_path / "other"
@@ -115,7 +115,7 @@ def test_a_file_that_was_replaced_is_read_anew(tmp_path: Path, more: int) -> Non
 
 
 @pytest.mark.parametrize("keep", [0.3, 0.9, 0.999])
-def test_a_file_that_was_cut_is_read_anew(tmp_path: Path, keep: float) -> None:
+def test_a_file_that_was_cut_is_read_again(tmp_path: Path, keep: float) -> None:
     tail = written(tmp_path, HEADER, *[NOTE] * 50)
     everything(tail)
     whole = tail.path.read_bytes()
@@ -127,7 +127,7 @@ def test_a_file_that_was_cut_is_read_anew(tmp_path: Path, keep: float) -> None:
 
 
 @pytest.mark.parametrize("more", [0, 5, 50], ids=["shorter", "as long", "longer"])
-def test_a_file_that_was_overwritten_in_place_is_read_anew(tmp_path: Path, more: int) -> None:
+def test_a_file_that_was_overwritten_in_place_is_read_again(tmp_path: Path, more: int) -> None:
     tail = written(tmp_path, HEADER, *[NOTE] * 5)
     everything(tail)
     other = "\n".join([HEADER, *[NOTE.replace("loss", "miss")] * more]) + "\n"
@@ -139,7 +139,7 @@ def test_a_file_that_was_overwritten_in_place_is_read_anew(tmp_path: Path, more:
     assert tail.restarts == 1
 
 
-def test_a_file_that_only_grows_is_not_read_anew(tmp_path: Path) -> None:
+def test_a_file_that_only_grows_is_not_read_again(tmp_path: Path) -> None:
     tail = written(tmp_path, HEADER)
     found = everything(tail)
     with tail.path.open("a") as file:

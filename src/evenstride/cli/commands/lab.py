@@ -56,7 +56,8 @@ def lab(
 
     torchrun starts one process per speed, each under a CPU limit. The script must use evenstride
     and leave out policy= in its Stride, because EVENSTRIDE_POLICY sets the policy. Every run starts
-    from scratch: its Checkpointer writes to a temporary folder.
+    from scratch: its Checkpointer writes to a temporary folder in the --out folder, which is
+    deleted afterwards.
 
     Speed-up, bound and efficiency come with 95 % intervals, from pairs of blocks of 20 steps. More
     --repeats make them narrower. The exit code is 3 if an interval is wider than +-10 %.

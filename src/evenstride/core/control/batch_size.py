@@ -21,6 +21,7 @@ from math import inf
 
 from evenstride.core.control.events import EpochEnded
 from evenstride.core.convergence.batch_efficiency import efficiency
+from evenstride.core.formatting import signed_part
 
 MIN_GAIN = 0.05
 """Smallest fraction of the time to the same result that a change of batch must save."""
@@ -57,7 +58,8 @@ def better_of(
     if gain <= MIN_GAIN:
         return None, (
             f"the global batch stays {now.batch}: at {_noise(event)} no other size is expected to "
-            f"save {MIN_GAIN:.0%} of the time to the same result ({best.batch}: {gain:.1%})"
+            f"save {MIN_GAIN:.0%} of the time to the same result ({best.batch}: "
+            f"{signed_part(gain, ('less', 'more'))})"
         )
     return gains.index(gain), (
         f"global batch {now.batch} -> {best.batch}: at {_noise(event)}, with steps of "

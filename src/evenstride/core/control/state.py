@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from evenstride.core.allocation.integer_splits import apportion, in_quanta
-from evenstride.core.allocation.memory import FRACTION, Memory
+from evenstride.core.allocation.memory import FRACTION, Memory, within
 from evenstride.core.control.events import Expect
 from evenstride.core.control.schedule import ExchangeInterval
 from evenstride.core.fleet import Fleet, Shares, Worker, as_array, as_shares
@@ -201,8 +201,8 @@ def serving(
     # Taken before the fleet changes, so that workers that leave it are remembered as well.
     profiles = control.known
     policy_state, opening = control.policy.init(fleet)
-    opening = (begin_with(fleet) if begin_with else None) or checked(opening, control.policy, fleet)
-    opening = replace(opening, shares=allowed(opening.shares, fleet))
+    given = begin_with(fleet) if begin_with else None
+    opening = _of_policy(opening, control, fleet) if given is None else _whole(given, fleet)
     # First what was measured in this run; profiles fill only what is still unknown.
     estimate = _remembered(control, fleet)
     if not control.not_measured:
@@ -213,7 +213,7 @@ def serving(
         known = Situation(fleet, opening.shares, step, Measurements.of(()), estimate.guessed())
         policy_state, decision = control.policy.decide(policy_state, known)
         if isinstance(decision, Move):
-            opening = replace(decision, shares=allowed(decision.shares, fleet))
+            opening = _of_policy(decision, control, fleet)
     after = replace(
         control,
         policy_state=policy_state,
@@ -225,6 +225,16 @@ def serving(
         profiles=profiles,
     )
     return after, opening
+
+
+def _of_policy(move: Move, control: Control, fleet: Fleet) -> Move:
+    """Return a move of the policy within the bounds; `ConfigError` if it is not a split."""
+    move = checked(move, control.policy, fleet)
+    return _whole(replace(move, shares=within(move.shares, fleet)), fleet)
+
+
+def _whole(move: Move, fleet: Fleet) -> Move:
+    return replace(move, shares=allowed(move.shares, fleet))
 
 
 def _remembered(control: Control, fleet: Fleet) -> Estimate:
@@ -261,7 +271,7 @@ def _scaled(control: Control, fleet: Fleet) -> Move | None:
     before = control.formed
     # Shares that are still those of the opening are computed again: scaled up, the remainder of an
     # equal split would grow with the batch.
-    if allowed(control.policy.init(before)[1].shares, before) == control.shares:
+    if _of_policy(control.policy.init(before)[1], control, before).shares == control.shares:
         return None
     at = as_array(control.shares)
     upper = np.where(at > 0, fleet.upper, 0)

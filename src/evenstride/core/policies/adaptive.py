@@ -20,6 +20,7 @@ from evenstride.core.allocation.speedup import equal_split, split_by
 from evenstride.core.allocation.step_forecast import StepForecast
 from evenstride.core.arrays import IntArray, Mask
 from evenstride.core.fleet import Fleet, as_array, as_shares
+from evenstride.core.formatting import signed_part
 from evenstride.core.policy import Decision, Keep, Move, Situation
 from evenstride.core.spec import check_settings, within
 from evenstride.core.time_model.observation import Measurements
@@ -130,7 +131,8 @@ class Adaptive:
                 some = fleet.workers[int(np.argmax(trial - now))].name
                 reason = f"worker {some} finishes early: it gets more, to measure a larger share"
                 return Move(as_shares(trial), reason, settled=False)
-            reason = f"the best split would be {gain:.1%} faster, below {self.min_gain:.1%}"
+            limit = f", below {self.min_gain:.1%}" if gain >= 0 else ""
+            reason = f"the best split would be {signed_part(gain)}{limit}"
             return Keep(reason, settled=doubt < _SETTLED_DOUBT)
         slowest = fleet.workers[int(np.argmax(estimate.model.at(np.maximum(now, 1))))].name
         reason = (

@@ -141,34 +141,45 @@ def at_most(one: Interval, confidence: float) -> float:
 def knee(times_s: Sequence[float], usd: Sequence[float]) -> int:
     """Return the index of a frontier's knee; of two points it is the cheaper one.
 
-    Raises a `ConfigError` if kneed is not installed.
+    Args:
+        times_s: times in seconds, rising.
+        usd: costs in USD, falling.
 
     Source:
-        Kneedle: Satopaa et al., "Finding a 'Kneedle' in a Haystack", ICDCS workshops 2011, as in
-        the package kneed. If it finds no knee (fewer than three points, or a straight line), the
-        result is the point furthest below the line between the ends, with both axes from 0 to 1; of
-        equals, the cheapest.
+        Kneedle: Satopaa et al., "Finding a 'Kneedle' in a Haystack", ICDCS workshops 2011, for a
+        convex falling curve without smoothing, with a sensitivity of 1; the result is that of the
+        package kneed. If it finds no knee (fewer than three points, or a straight line), the result
+        is the point furthest below the line between the ends; of equals, the cheapest.
     """
-    if len(times_s) > 2 and (found := _kneedle(times_s, usd)) is not None:
-        return found
-    span_s, span = times_s[-1] - times_s[0] or 1.0, usd[0] - usd[-1] or 1.0
-    below = [
-        (t - times_s[0]) / span_s + (c - usd[-1]) / span for t, c in zip(times_s, usd, strict=True)
-    ]
-    least = min(below)
-    return max(index for index, value in enumerate(below) if value <= least + 1e-9)
+    if len(times_s) < 2:
+        return 0
+    time_s, cost = np.asarray(times_s, np.float64), np.asarray(usd, np.float64)
+    # Both axes from 0 to 1.
+    right = (time_s - time_s[0]) / (time_s[-1] - time_s[0])
+    up = (cost - cost[-1]) / (cost[0] - cost[-1])
+    below = (1.0 - up) - right  # how far a point is below the line between the ends
+    found = _kneedle(below.tolist(), float(np.diff(right).mean()))
+    return int(np.flatnonzero(below >= below.max() - 1e-9)[-1]) if found is None else found
 
 
-def _kneedle(times_s: Sequence[float], usd: Sequence[float]) -> int | None:
-    try:
-        from kneed import KneeLocator
-    except ImportError:
-        raise ConfigError(
-            "the knee requires the package kneed, which is not installed; run pip install "
-            "'evenstride[plan]', or give --objective time or cost"
-        ) from None
-    located = KneeLocator(list(times_s), list(usd), curve="convex", direction="decreasing")
-    return None if located.knee is None else list(times_s).index(located.knee)
+def _kneedle(below: Sequence[float], drop: float) -> int | None:
+    """Return the first local maximum after which a curve falls by more than ``drop``.
+
+    A local minimum in between ends the search from that maximum. ``None`` if there is no such
+    maximum.
+    """
+    last = len(below) - 1
+    peak: int | None = None
+    for at in range(last):
+        before, here, after = below[max(at - 1, 0)], below[at], below[at + 1]
+        if here >= max(before, after):
+            peak = at
+        # On a level stretch a point is both.
+        if here <= min(before, after):
+            peak = None
+        if peak is not None and after < below[peak] - drop:
+            return peak
+    return None
 
 
 def _limits(wishes: Wishes) -> str:

@@ -41,8 +41,10 @@ class MeasuredEpochs:
     @property
     def why(self) -> str:
         law = f"the {self.convergence.law} law"
-        unsure = "" if self._scatter_known else ", too few to show their scatter: assumed 25 %"
-        return f"epochs by {law}, fitted to runs at {self.batches} batches{unsure}"
+        why = f"the epochs follow {law}, fitted to runs at {self.batches} batches"
+        if self._scatter_known:
+            return why
+        return f"{why}; with so few runs, the plan assumes that they vary by 25 %"
 
     @property
     def _scatter_known(self) -> bool:
@@ -78,8 +80,9 @@ class ByNoise:
     @property
     def why(self) -> str:
         return (
-            f"{self.epochs:g} epochs at a batch of {self.base}; at others by the gradient's noise "
-            f"scale of {self.noise.scale:.0f} samples{_ends(self.within)}"
+            f"training takes {self.epochs:g} epochs at a batch of {self.base}; at other batches, "
+            f"they follow from the gradient's noise scale of {self.noise.scale:.0f} samples"
+            f"{_ends(self.within)}"
         )
 
     def at(self, batch: int) -> Interval | None:
@@ -104,8 +107,8 @@ class KnownEpochs:
     @property
     def why(self) -> str:
         return (
-            f"{self.epochs:g} epochs at a batch of {self.batch}; those at other batches are not "
-            f"known{_ends(self.within)}"
+            f"training takes {self.epochs:g} epochs at a batch of {self.batch}; their number at "
+            f"other batches is unknown{_ends(self.within)}"
         )
 
     def at(self, batch: int) -> Interval | None:
@@ -124,8 +127,8 @@ def epochs_of(profile: WorkloadProfile, epochs: float | None) -> Epochs:
     batches = {run.batch for run in runs}
     if not batches:
         raise ConfigError(
-            "the number of epochs is not known: no run has reached a target; give --epochs, or "
-            "profiles of runs that did"
+            "the number of epochs is unknown, because no run has reached a target; give --epochs, "
+            "or profiles of runs that did"
         )
     if len(batches) > 1:
         return MeasuredEpochs(fit_best(runs), len(batches))
@@ -166,4 +169,4 @@ def _ends(within: Interval | None) -> str:
     """Return the interval of measured epochs as text; empty for those from the user."""
     if within is None:
         return ""
-    return f"; runs there take {within.low:.3g} to {within.high:.3g} epochs (95 %)"
+    return f" (95 %: {within.low:.3g} to {within.high:.3g} epochs at that batch)"

@@ -93,12 +93,11 @@ def _why_not(target: str, outcome: TimeToTarget, course: TrainingHistory) -> str
         at = f"{outcome.nearest.value:g} after {_epochs(outcome.nearest.epochs)}"
         return f"did not reach {target}; its nearest value was {at}"
     if not outcome.epochs:
-        return f"was at {target} before training"
+        return f"had reached {target} before training"
     if outcome.at_first:
         return (
-            f"was at {target} at its first evaluation, after {_epochs(outcome.epochs)}, so the "
-            "time of reaching it is not known (a metric has to fall to its target; evaluate more "
-            "often)"
+            f"had reached {target} by its first evaluation, after {_epochs(outcome.epochs)}, so "
+            "the plan cannot know when it did (evaluate earlier and more often)"
         )
     if len(course.batches) > 1:
         batches = ", ".join(map(str, course.batches))

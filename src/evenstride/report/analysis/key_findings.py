@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 
 from evenstride.core.allocation.speedup import WORTH_IT
+from evenstride.core.formatting import signed_part
 from evenstride.report.analysis.attribution import Study, Totals, slowed_of
 from evenstride.report.wording import duration
 
@@ -63,7 +64,7 @@ def _gain(totals: Totals) -> str:
     if speedup < 1.0 - ALIKE:
         return f"Steps take {step}, longer than with the equal split, which would take {equal}."
     if bound - 1.0 < WORTH_IT:
-        return f"Balancing cannot help much: the best split is {bound - 1:.1%} faster than equal."
+        return f"Balancing cannot help much: the best split is {signed_part(bound - 1)} than equal."
     if speedup <= 1.0 + ALIKE:
         return f"Equal steps take {step}; balanced steps would take {best}."
     return f"Balanced steps take {step}; equal steps would take {equal}."

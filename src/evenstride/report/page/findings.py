@@ -52,7 +52,7 @@ def cards_of(run: ReportedRun) -> list[Card]:
             f"best possible: {_times(totals.bound_model)}",
         ),
         Card("Efficiency", _part(totals.efficiency_model), "100% is the best split"),
-        Card("Time saved", duration(totals.saved_s), "against the equal split"),
+        _saved(totals.saved_s),
         Card("Waiting for slower workers", f"{totals.waiting_part:.1%}", "of all workers' time"),
         Card(
             "Step",
@@ -66,6 +66,13 @@ def cards_of(run: ReportedRun) -> list[Card]:
         ),
     ]
     return found if run.lockstep else found[4:]
+
+
+def _saved(seconds: float | None) -> Card:
+    against = "against the equal split"
+    if seconds is not None and seconds < 0:
+        return Card("Time lost", duration(-seconds), against)
+    return Card("Time saved", duration(seconds), against)
 
 
 def _times(value: float | None) -> str:

@@ -57,7 +57,9 @@ def test_all_policies_that_fit_are_compared_and_ours_comes_first(
     assert all(tuple(row) == FIELDS for row in rows(answer))
 
 
-def test_what_cannot_be_served_is_left_out_in_one_line_each(shell: Shell, files: list[str]) -> None:
+def test_policies_that_cannot_serve_are_left_out_in_one_line_each(
+    shell: Shell, files: list[str]
+) -> None:
     answer = shell("compare", *files, "--seeds", "1", "--json")
 
     plain = {row["policy"] for row in rows(answer) if row["scenario"] == "plain"}
@@ -189,7 +191,7 @@ REFUSALS = [
 
 
 @pytest.mark.parametrize(("arguments", "text"), REFUSALS, ids=[" ".join(a) for a, _ in REFUSALS])
-def test_what_cannot_be_is_refused_before_anything_is_run(
+def test_invalid_options_are_refused_before_any_run(
     shell: Shell,
     files: list[str],
     monkeypatch: pytest.MonkeyPatch,
@@ -283,7 +285,7 @@ def test_for_real_a_script_may_be_given_a_yaml_file(shell: Shell, lab: dict[str,
     assert lab["asked"].command == ("train.py", "settings.yaml")
 
 
-def test_for_real_a_bound_that_there_is_not_is_not_shown(shell: Shell, lab: dict[str, Any]) -> None:
+def test_for_real_a_missing_bound_is_not_shown(shell: Shell, lab: dict[str, Any]) -> None:
     lab["is"] = replace(OUTCOME, bound=None, linear_bound=None)
     options = ["compare", "--real", "-p", "uniform,adaptive", "--change", "9:1,1,1"]
 

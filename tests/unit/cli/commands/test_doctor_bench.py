@@ -125,7 +125,7 @@ def test_the_block_says_what_it_is_and_holds_every_part() -> None:
         assert printed_elsewhere in output
 
 
-def test_what_is_not_known_or_not_exact_is_reported_so() -> None:
+def test_unknown_and_inexact_results_are_reported_as_such() -> None:
     unknown = {**BENCH, "balance": {**BENCH["balance"], "bound_model": None}}
 
     assert "bound unknown" in tell_bench({**MACHINE, "bench": unknown})
@@ -159,7 +159,7 @@ def benched(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return outcome
 
 
-def test_what_is_as_promised_ends_with_0(shell: Shell, benched: dict[str, Any]) -> None:
+def test_a_check_without_problems_ends_with_0(shell: Shell, benched: dict[str, Any]) -> None:
     output, as_json = shell("doctor", "--bench"), shell("doctor", "--bench", "--json")
 
     assert (output.code, as_json.code) == (0, 0)
@@ -170,7 +170,9 @@ def test_what_is_as_promised_ends_with_0(shell: Shell, benched: dict[str, Any]) 
     assert benched["asked"][0][1] == BenchBudget.of(90.0)
 
 
-def test_what_is_wrong_ends_with_1_and_the_reason(shell: Shell, benched: dict[str, Any]) -> None:
+def test_a_check_with_a_problem_ends_with_1_and_the_reason(
+    shell: Shell, benched: dict[str, Any]
+) -> None:
     benched["findings"] = WRONG
 
     output = shell("doctor", "--bench")
@@ -216,7 +218,7 @@ def test_what_would_change_the_runs_is_refused(
 
 
 @pytest.mark.parametrize("seconds", ["0", "0.5", "4000", "soon"])
-def test_a_time_that_is_none_is_refused(shell: Shell, seconds: str) -> None:
+def test_an_invalid_time_is_refused(shell: Shell, seconds: str) -> None:
     answer = shell("doctor", "--bench", "--seconds", seconds)
 
     assert (answer.code, answer.out) == (2, "")

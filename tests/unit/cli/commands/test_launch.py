@@ -98,7 +98,7 @@ def test_options_of_launch_behind_the_script_go_to_it_and_that_is_said(
 
 
 @pytest.mark.parametrize("name", ["nosuch.py", "folder"])
-def test_a_script_that_is_not_there_is_refused_once_and_not_at_each_restart(
+def test_a_missing_script_is_refused_once_and_not_at_each_restart(
     executed: list[tuple[Any, ...]], script: Path, name: str
 ) -> None:
     script.with_name("folder").mkdir()
@@ -149,7 +149,7 @@ def test_a_module_is_launched_behind_two_dashes() -> None:
         (["--store", "0.0.0.0", "train.py"], ("--store 0.0.0.0",)),
     ],
 )
-def test_what_cannot_be_is_refused_before_anything_starts(
+def test_invalid_options_are_refused_before_anything_starts(
     executed: list[tuple[Any, ...]], arguments: list[str], said: tuple[str, ...]
 ) -> None:
     result = CliRunner().invoke(app, arguments)

@@ -138,7 +138,7 @@ def test_trainings_take_the_place_of_given_epochs(profile: Path, shell: Shell) -
         (("--max-nodes", str(MOST_MACHINES + 1)), ()),
     ],
 )
-def test_what_cannot_be_is_refused(
+def test_invalid_input_is_refused(
     plan: Plan, options: tuple[str, ...], why: tuple[str, ...]
 ) -> None:
     answer = plan(*options)
@@ -160,7 +160,7 @@ def test_a_run_needs_names_for_its_machines(tmp_path: Path, shell: Shell) -> Non
     assert "give --as TYPE" in shell("plan", str(tmp_path)).err
 
 
-def test_what_is_no_training_is_refused(profile: Path, shell: Shell) -> None:
+def test_an_invalid_training_is_refused(profile: Path, shell: Shell) -> None:
     assert "--trained is 'many'" in shell("plan", str(profile), "--trained", "many").err
 
 
@@ -349,7 +349,7 @@ def rows_of(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("columns", ["80", "100", "200"])
-def test_there_is_one_table_of_at_most_100_columns(
+def test_a_plan_has_one_table_of_at_most_100_columns(
     plan: Plan, profile: Path, monkeypatch: pytest.MonkeyPatch, columns: str
 ) -> None:
     monkeypatch.setenv("COLUMNS", columns)
@@ -410,9 +410,7 @@ def test_the_folder_of_a_search_has_several_runs(tmp_path: Path, shell: Shell) -
     assert output.rstrip().endswith("on/phase-2")
 
 
-def test_a_run_beside_a_profile_tells_of_noise_at_a_batch_of_its_own(
-    profile: Path, plan: Plan
-) -> None:
+def test_a_run_given_with_a_profile_has_noise_at_its_own_batch(profile: Path, plan: Plan) -> None:
     plain = json.loads(profile.read_text())
     profile.write_text(json.dumps({**plain, "samples": SAMPLES, "noise": None}))
     steps = [noisy(n, 900.0) for n in range(40)]

@@ -43,7 +43,7 @@ def nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
         ((*GOOD, "--spot"), ("--spot",)),
     ],
 )
-def test_what_cannot_be_searched_for_is_refused(
+def test_an_invalid_search_is_refused(
     shell: Shell, tmp_path: Path, options: tuple[str, ...], text: tuple[str, ...]
 ) -> None:
     (tmp_path / "train.py").write_text("")
@@ -54,7 +54,7 @@ def test_what_cannot_be_searched_for_is_refused(
     assert [path.name for path in tmp_path.iterdir()] == ["train.py"]
 
 
-def test_a_script_that_is_not_there_is_refused(shell: Shell, tmp_path: Path) -> None:
+def test_a_missing_script_is_refused(shell: Shell, tmp_path: Path) -> None:
     answer = shell("plan", "--online", *GOOD, "--", "nowhere.py")
 
     check_message(answer.refusal(), "nowhere.py")
@@ -76,7 +76,7 @@ def test_a_search_that_is_interrupted_says_how_to_go_on(
     check_message(answer.err, "--folder", "'my runs/1'")
 
 
-def test_what_is_for_a_search_means_nothing_without_one(shell: Shell) -> None:
+def test_options_of_a_search_are_refused_without_online(shell: Shell) -> None:
     text = shell("plan", "profile.json", "--workers", "1,2").refusal()
 
     assert "--workers needs --online" in text

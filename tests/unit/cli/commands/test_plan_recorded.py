@@ -95,7 +95,7 @@ def test_parameter_servers_take_another_time(plan: Plan) -> None:
         ),
     ],
 )
-def test_what_cannot_be_is_refused(
+def test_invalid_input_is_refused(
     plan: Plan, options: tuple[str, ...], why: tuple[str, ...]
 ) -> None:
     answer = plan(*options)

@@ -116,9 +116,7 @@ def test_runs_alone_need_names_for_their_machines(plan: Plan, tmp_path: Path) ->
     assert found["types_measured"] == ["small"]
 
 
-def test_people_are_reported_of_trainings_and_of_runs_that_are_none(
-    plan: Plan, profile: Path
-) -> None:
+def test_trainings_and_runs_that_missed_the_target_are_listed(plan: Plan, profile: Path) -> None:
     runs = three(profile.parent, noise_law)
     short = profile.parent / "short"
     life(
@@ -134,7 +132,7 @@ def test_people_are_reported_of_trainings_and_of_runs_that_are_none(
     check_message(lines_with(text, "epochs to", "did not reach", "nearest"), "12.1", "0.5")
 
 
-def test_links_of_a_run_count_beside_a_profile(plan: Plan, profile: Path) -> None:
+def test_links_of_a_run_count_together_with_a_profile(plan: Plan, profile: Path) -> None:
     run = trained(profile.parent / "two", 512, 10.0, workers=("a/0", "b/1"))
 
     found = plan(str(profile), str(run), "--target-loss", "0.35", "--json").json()
@@ -187,7 +185,7 @@ def test_a_training_loss_is_not_an_evaluated_one(plan: Plan, profile: Path) -> N
         (("--target-loss", "0.35", "--trained", "256:3"), ("--trained", "--target-loss")),
     ],
 )
-def test_what_cannot_be_is_refused(
+def test_invalid_input_is_refused(
     plan: Plan, profile: Path, options: tuple[str, ...], why: tuple[str, ...]
 ) -> None:
     check_message(plan(str(profile), *three(profile.parent, noise_law), *options).refusal(), *why)

@@ -32,9 +32,7 @@ def measured(type_: str, computed_on: str) -> WorkloadProfile:
     )
 
 
-def test_a_script_or_folder_that_is_not_there_is_refused_at_once(
-    shell: Shell, tmp_path: Path
-) -> None:
+def test_a_missing_script_or_folder_is_refused_at_once(shell: Shell, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("")
 
     check_message(shell("profile", "--", "nowhere.py").refusal(), "nowhere.py")
@@ -60,7 +58,7 @@ def test_steps_of_a_processor_under_the_name_of_an_accelerator_are_doubted() -> 
         ("g4dn.xlage", ("g4dn.xlarge",)),
     ],
 )
-def test_what_is_next_can_be_done(type_: str, text: tuple[str, ...]) -> None:
+def test_the_printed_next_step_is_possible(type_: str, text: tuple[str, ...]) -> None:
     last = tell(measured(type_, ""), Path("a.json")).splitlines()[-1]
 
     check_message(last, *text)

@@ -20,7 +20,9 @@ def run(tmp_path: Path) -> Path:
     return make(Made(60), tmp_path / "runs" / "today" / "trace.jsonl").parent
 
 
-def test_the_page_is_written_beside_the_trace_and_its_path_printed(shell: Shell, run: Path) -> None:
+def test_the_page_is_written_next_to_the_trace_and_its_path_printed(
+    shell: Shell, run: Path
+) -> None:
     answer = shell("report", str(run))
 
     *findings, last = answer.out.splitlines()
@@ -109,7 +111,7 @@ def test_a_run_that_is_given_twice_is_shown_once(shell: Shell, run: Path) -> Non
     assert "Side by side" not in (run / "report.html").read_text()
 
 
-def test_somebody_elses_file_is_not_overwritten(shell: Shell, run: Path) -> None:
+def test_an_unrelated_file_is_not_overwritten(shell: Shell, run: Path) -> None:
     Path("mine.html").write_text("mine")
 
     answer = shell("report", str(run), "-o", "mine.html")
@@ -129,16 +131,14 @@ def test_somebody_elses_file_is_not_overwritten(shell: Shell, run: Path) -> None
     ],
     ids=["empty", "foreign", "newer", "spoilt", "header alone"],
 )
-def test_where_there_is_nothing_to_show_there_is_one_line_and_no_page(
-    shell: Shell, text: str
-) -> None:
+def test_a_trace_without_content_gives_one_line_and_no_page(shell: Shell, text: str) -> None:
     Path("trace.jsonl").write_text(text)
 
     check_message(shell("report", ".").refusal(), "trace.jsonl")
     assert not Path("report.html").exists()
 
 
-def test_what_could_not_be_read_is_reported_beside_the_page(shell: Shell, run: Path) -> None:
+def test_unreadable_records_are_reported_with_the_page(shell: Shell, run: Path) -> None:
     trace = run / "trace.jsonl"
     trace.write_bytes(trace.read_bytes()[:-20])
 

@@ -70,7 +70,7 @@ def test_json_is_one_object_of_rows_with_the_promised_fields(shell: Shell, file:
     assert ours["decide_s"] > 0
 
 
-def test_there_is_a_row_for_every_scenario_lag_policy_and_seed(
+def test_every_scenario_lag_policy_and_seed_has_a_row(
     shell: Shell, file: str, tmp_path: Path
 ) -> None:
     (tmp_path / "other.yaml").write_text(SCENARIO.replace("small", "other"))
@@ -137,9 +137,7 @@ def test_the_table_has_a_line_for_each_policy_over_all_seeds(shell: Shell, file:
     assert len(lines) == 8
 
 
-def test_the_table_leaves_out_what_cannot_be_found_where_nothing_changes(
-    shell: Shell, tmp_path: Path
-) -> None:
+def test_without_changes_the_table_has_no_time_after_a_change(shell: Shell, tmp_path: Path) -> None:
     (tmp_path / "calm.yaml").write_text(SCENARIO.partition("events")[0])
 
     line = cells(shell("simulate", "calm.yaml", "-p", "uniform").out.splitlines()[2])
@@ -278,7 +276,7 @@ REFUSALS = [
 
 
 @pytest.mark.parametrize(("arguments", "text"), REFUSALS, ids=[" ".join(a) for a, _ in REFUSALS])
-def test_what_cannot_be_is_refused_before_anything_is_simulated(
+def test_invalid_options_are_refused_before_any_simulation(
     shell: Shell,
     file: str,
     tmp_path: Path,
@@ -365,7 +363,7 @@ def test_a_comma_parts_policies_only_where_one_begins(
     assert split_policies(texts) == names
 
 
-def test_all_policies_are_all_there_are_and_ours_comes_first() -> None:
+def test_all_policies_are_simulated_and_ours_comes_first() -> None:
     names = every_policy()
 
     assert names[0] == "adaptive"
@@ -381,7 +379,7 @@ def test_seeds_are_a_number_or_a_list(text: str, seeds: tuple[int, ...]) -> None
 
 
 @pytest.mark.parametrize("text", ["", ",", "1,,2", "²", "1.5", "9" * 30])
-def test_what_is_no_list_of_numbers_is_refused(text: str) -> None:
+def test_an_invalid_list_of_numbers_is_refused(text: str) -> None:
     with raises_message(ConfigError):
         split_seeds(text)
     with raises_message(ConfigError):

@@ -51,7 +51,7 @@ def test_json_has_a_row_for_every_mode_policy_and_seed(shell: Shell, file: str) 
     assert [worker["name"] for worker in equal["workers"]] == ["fast/0", "slow/0"]
 
 
-def test_the_table_has_a_line_for_each_and_notes_tell_what_is_forgone(
+def test_the_table_has_a_line_for_each_mode_and_notes_name_the_drawbacks(
     shell: Shell, file: str
 ) -> None:
     answer = shell("simulate", file, "-p", "uniform,adaptive", "--sync", "bsp,asp", "--seeds", "2")
@@ -95,7 +95,7 @@ def test_without_a_mode_all_is_as_it_was(shell: Shell, file: str) -> None:
         (("free.yaml", "--plot", "a.png"), ("--plot",)),
     ],
 )
-def test_what_cannot_be_reported_is_refused(
+def test_options_without_an_effect_on_modes_are_refused(
     shell: Shell, file: str, arguments: tuple[str, ...], said: tuple[str, ...]
 ) -> None:
     check_message(shell("simulate", "-p", "uniform", *arguments).refusal(), *said)

@@ -80,7 +80,7 @@ def test_columns_are_left_out_before_any_is_cut(run: VirtualRun) -> None:
     assert len(set(printed)) == 4
 
 
-def test_it_tells_who_is_slow_since_when_and_what_it_costs(run: VirtualRun) -> None:
+def test_it_names_the_slow_worker_since_when_and_the_cost(run: VirtualRun) -> None:
     text = " ".join(printed(run.writer.path, "--all", columns=200).split())
 
     assert "0.50 since 40" in text
@@ -166,7 +166,7 @@ def test_a_live_view_fits_the_height(many: VirtualRun, width: int, height: int) 
     assert any("Ctrl-C leaves" in line for line in lines)
 
 
-def test_what_is_printed_once_has_all_workers(many: VirtualRun) -> None:
+def test_output_that_is_printed_once_has_all_workers(many: VirtualRun) -> None:
     assert drawn(many, width=120, height=24, live=False).count("host/") >= 40
 
 

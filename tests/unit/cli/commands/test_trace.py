@@ -21,7 +21,7 @@ def run(tmp_path: Path) -> VirtualRun:
     return run
 
 
-def test_it_writes_a_file_and_says_what_is_in_it(
+def test_it_writes_a_file_and_prints_its_contents(
     run: VirtualRun, shell: Shell, tmp_path: Path
 ) -> None:
     answer = shell("trace", "today")
@@ -71,7 +71,7 @@ def test_exports_are_taken_in(run: VirtualRun, shell: Shell, tmp_path: Path) -> 
         ("7=rank0.json", ("rank0.json", "rank 7", "ranks 0")),
     ],
 )
-def test_an_export_of_a_rank_that_is_not_there_is_refused(
+def test_an_export_of_an_unknown_rank_is_refused(
     run: VirtualRun, shell: Shell, given: str, text: tuple[str, ...]
 ) -> None:
     Path(given.partition("=")[2] or given).write_text(
@@ -117,7 +117,7 @@ def test_what_could_not_be_read_is_reported_on_stderr(run: VirtualRun, shell: Sh
         (["-o", "today"], ()),
     ],
 )
-def test_what_cannot_be_is_refused_in_one_line(
+def test_invalid_options_are_refused_in_one_line(
     run: VirtualRun, shell: Shell, arguments: list[str], said: tuple[str, ...]
 ) -> None:
     check_message(shell("trace", "today", *arguments).refusal(), *said)
@@ -132,7 +132,7 @@ def test_of_several_runs_one_must_be_named(run: VirtualRun, shell: Shell, tmp_pa
     check_message(refusal, "2 runs", "older/trace.jsonl", "today/trace.jsonl")
 
 
-def test_a_run_that_is_not_there_is_refused(shell: Shell) -> None:
+def test_a_missing_run_is_refused(shell: Shell) -> None:
     assert "no trace at" in shell("trace", "nowhere").refusal()
 
 
@@ -151,7 +151,7 @@ def test_an_export_is_overwritten_and_no_other_file(
         assert place.read_text() == "a letter"
 
 
-def test_what_is_no_plain_file_is_never_written_over(run: VirtualRun, shell: Shell) -> None:
+def test_only_plain_files_are_overwritten(run: VirtualRun, shell: Shell) -> None:
     os.mkfifo("pipe.json")
 
     check_message(shell("trace", "today", "-o", "pipe.json").refusal(), "pipe.json")

@@ -96,7 +96,7 @@ def _form(batch: int, settings: Settings) -> None:
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_a_split_that_cannot_be_is_told_by_the_settings_and_the_way_out_is_one(name: str) -> None:
+def test_an_impossible_split_names_the_settings_and_a_remedy_that_works(name: str) -> None:
     batch, settings, text, batch_then, settings_then = REFUSED[name]
 
     with pytest.raises(InfeasibleShares) as refusal:
@@ -114,7 +114,7 @@ def test_settings_of_a_rank_left_out_do_not_count() -> None:
         advance(control, FleetFormed(0, 0, 32, workers))
 
 
-def test_many_values_are_told_by_their_ends() -> None:
+def test_many_values_are_shown_as_a_range() -> None:
     refusal: Any = InfeasibleShares(5, 60, None, 6, fewest=(1, 2, 3, 7, 47))
 
     assert "because min_share is 1 to 47;" in str(refusal)

@@ -41,7 +41,7 @@ def test_a_worker_is_bounded_by_what_its_peaks_predict() -> None:
     assert memory.bound(_fleet(100, None, None)).upper.tolist() == [100, 50]
 
 
-def test_reports_of_nobody_and_of_nothing_are_left() -> None:
+def test_reports_of_unknown_ranks_and_empty_reports_are_ignored() -> None:
     assert Memory().learn([PeakMemory(5, 8, 9, 9), PeakMemory(0, 0, 9, 9)], 2, 0.9) == Memory()
 
 
@@ -104,13 +104,13 @@ def _seen(worker: int, share: int, step: int, busy_s: float) -> Observation:
 
 
 def _driven(fraction: float | None, limit_bytes: int) -> tuple[list[tuple[int, ...]], str]:
-    """Return the shares that a fast worker of little memory gets, and what is said of it."""
+    """Return the shares that a fast worker of little memory gets, and the reason."""
     workers = (Worker("slow"), Worker("fast"))
     control, _ = advance(
         Control(policy_from_spec("adaptive"), memory_fraction=fraction),
         FleetFormed(0, 0, 200, workers),
     )
-    splits, told = [control.shares], ""
+    splits, reported = [control.shares], ""
     for exchange in range(1, 9):
         step, (slow, fast) = 4 * exchange, control.shares
         seen = (_seen(0, slow, step, 0.01 * slow), _seen(1, fast, step, 0.001 * fast))
@@ -118,18 +118,18 @@ def _driven(fraction: float | None, limit_bytes: int) -> tuple[list[tuple[int, .
         event = Exchanged(step + 4, step + 5, Measurements.of(seen), held)
         control, instructions = advance(control, event)
         splits.append(control.shares)
-        told = next((i.reason for i in instructions if isinstance(i, SetShares)), told)
-    return splits, told
+        reported = next((i.reason for i in instructions if isinstance(i, SetShares)), reported)
+    return splits, reported
 
 
 def test_a_fast_worker_gets_no_more_than_it_can_hold() -> None:
     free, _ = _driven(None, 16_000)
-    bounded, told = _driven(0.9, 16_000)
+    bounded, reported = _driven(0.9, 16_000)
 
     assert free[-1][1] > 170
     assert bounded[-1] == (66, 134), "0.9 * 16,000 bytes hold 134 samples"
     assert max(fast for _, fast in bounded) == 134
-    assert "memory: fast may hold 134" in told
+    assert "memory: fast may hold 134" in reported
 
 
 def test_ample_memory_does_not_hold_a_share_up() -> None:
@@ -217,7 +217,7 @@ def test_the_summary_tells_what_binds() -> None:
     assert "GB" in other.memory
 
 
-def test_whoever_is_left_out_is_needed_where_bounds_have_narrowed() -> None:
+def test_a_left_out_worker_is_needed_if_bounds_have_narrowed() -> None:
     workers = tuple(Worker(name, quantum=8) for name in "abc")
     control, _ = advance(
         Control(policy_from_spec("static:24,0,26")), FleetFormed(0, 0, 50, workers)
@@ -241,6 +241,6 @@ def test_what_a_share_may_grow_to_is_no_limit_of_memory() -> None:
 
     assert memory.caps == (46, 47)
     assert (memory.ends(0), memory.ends(1)) == (None, 47)
-    told = memory.reason(Memory(), (Worker("a"), Worker("b")), 64)
-    assert "a may grow to 46" in told
-    assert "b may hold 47" in told
+    reported = memory.reason(Memory(), (Worker("a"), Worker("b")), 64)
+    assert "a may grow to 46" in reported
+    assert "b may hold 47" in reported

@@ -11,7 +11,7 @@ from tests.messages import check_message, raises_message
 GB = 10**9
 
 
-def test_while_nothing_is_known_there_is_no_cap() -> None:
+def test_without_measurements_no_cap_applies() -> None:
     assert MemoryModel().cap(24 * GB) is None
     assert MemoryModel().saw(16, 4 * GB).cap(None) is None
     assert MemoryModel().saw(16, None).cap(24 * GB) is None

@@ -76,7 +76,7 @@ def test_no_rest_is_preferred_even_where_it_costs_time() -> None:
     assert sorted(split.tolist()) == [24, 48]  # and not 36 and 36
 
 
-def test_the_rest_goes_to_who_finishes_it_first() -> None:
+def test_the_remainder_goes_to_the_worker_that_finishes_it_first() -> None:
     # At 1.6 s the first ends its second 8. By then the second has 21 beyond 32, the third 24
     # beyond 40, and 20 are left: they end at 1.56 s and at 1.5 s.
     model = TimeModel.affine([0.0] * 3, [0.1, 0.03, 0.025])
@@ -87,7 +87,7 @@ def test_the_rest_goes_to_who_finishes_it_first() -> None:
 
 
 def test_units_that_end_together_go_to_the_smaller_shares() -> None:
-    # Everybody's first 500 samples end at the floor, so any split ends as early.
+    # The first 500 samples of every worker end at the floor, so any split ends as early.
     model = TimeModel(np.zeros(3), np.full(3, 0.002), np.ones(3), np.ones(3))
 
     split = equal_finish(model, _ones(3), np.full(3, 500), 576, quantum=np.array([32, 12, 16]))
@@ -95,7 +95,7 @@ def test_units_that_end_together_go_to_the_smaller_shares() -> None:
     assert split.tolist() == [192, 192, 192]
 
 
-def test_where_the_room_for_the_rest_is_tells_who_takes_it() -> None:
+def test_the_remainder_goes_to_a_worker_with_room_for_it() -> None:
     # Each has room for 4 beyond a multiple, if it leaves out one: the slow one must.
     model = TimeModel.affine([0.0, 0.0], [0.1, 0.01])
 
@@ -104,7 +104,7 @@ def test_where_the_room_for_the_rest_is_tells_who_takes_it() -> None:
     assert split.tolist() == [12, 24]
 
 
-def test_who_may_take_nothing_takes_nothing() -> None:
+def test_a_worker_with_a_lower_bound_of_0_may_get_no_samples() -> None:
     lower, upper, quanta = np.array([0, 1, 1]), np.array([0, 96, 96]), np.array([32, 12, 12])
 
     split = equal_finish(TimeModel.affine([0.0] * 3, [0.1] * 3), lower, upper, 60, quantum=quanta)
@@ -113,7 +113,7 @@ def test_who_may_take_nothing_takes_nothing() -> None:
     assert in_quanta(np.array([0, 31, 29]), lower, upper, quanta).tolist() == [0, 36, 24]
 
 
-def test_who_is_left_out_is_not_woken_for_the_others_multiples() -> None:
+def test_a_left_out_worker_gets_no_samples_for_the_others_multiples() -> None:
     workers = tuple(Worker(str(k), max_share=n, quantum=8) for k, n in enumerate((32, 20, 12)))
 
     with raises_message(InfeasibleShares, "16", "28"):

@@ -19,7 +19,7 @@ COMMUNICATION_S = 0.25
 
 
 def _ran(shares: tuple[int, int], times_s: list[tuple[float, float]], first: int = 0) -> Ledger:
-    told = tuple(
+    reported = tuple(
         Observation(
             worker,
             share,
@@ -30,7 +30,7 @@ def _ran(shares: tuple[int, int], times_s: list[tuple[float, float]], first: int
         for worker, share in enumerate(shares)
     )
     return Ledger.empty(2).book(
-        Measurements.of(told), SplitReference.of(MODEL, FLEET, equal_split(FLEET))
+        Measurements.of(reported), SplitReference.of(MODEL, FLEET, equal_split(FLEET))
     )
 
 
@@ -76,10 +76,10 @@ def test_a_step_is_as_long_as_for_its_workers_on_average() -> None:
 
 
 def test_times_that_do_not_fit_together_are_not_compared() -> None:
-    """Nobody waited for the slower one, so nothing would be left of a balanced step."""
-    told = (Observation(0, 3, 0, (0.1,), (0.0,)), Observation(1, 9, 0, (2.7,), (0.0,)))
+    """No worker waited for the slower one, so nothing would be left of a balanced step."""
+    reported = (Observation(0, 3, 0, (0.1,), (0.0,)), Observation(1, 9, 0, (2.7,), (0.0,)))
     reference = SplitReference.of(MODEL, FLEET, equal_split(FLEET))
-    ledger = Ledger.empty(2).book(Measurements.of(told), reference)
+    ledger = Ledger.empty(2).book(Measurements.of(reported), reference)
 
     assert ledger.judged_steps == 1
     for one in (ledger, Ledger.empty(2)):
@@ -95,9 +95,9 @@ def test_a_tail_step_is_booked_but_not_judged() -> None:
 
 
 def test_without_known_curves_nothing_is_judged() -> None:
-    told = (Observation(0, 6, 0, (0.6,), (0.0,)), Observation(1, 6, 0, (1.8,), (0.0,)))
+    reported = (Observation(0, 6, 0, (0.6,), (0.0,)), Observation(1, 6, 0, (1.8,), (0.0,)))
 
-    assert Ledger.empty(2).book(Measurements.of(told)).judged_steps == 0
+    assert Ledger.empty(2).book(Measurements.of(reported)).judged_steps == 0
 
 
 @given(

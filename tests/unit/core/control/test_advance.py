@@ -85,7 +85,7 @@ def test_a_move_takes_effect_where_no_rank_has_drawn() -> None:
     assert after == ExchangeAfter(1, True)
 
 
-def test_what_is_measured_last_is_learned_and_decides_nothing() -> None:
+def test_the_last_measurements_are_learned_and_decide_nothing() -> None:
     control, _ = advance(Control(policy_from_spec("adaptive")), FleetFormed(0, 0, 10, TWO))
     seen = Measurements.of([_seen(0, 5, 0.1, steps=4), _seen(1, 5, 0.4, steps=4)])
 
@@ -164,7 +164,7 @@ def test_the_band_judges_only_its_own_share_and_asks_once() -> None:
     assert ToleranceBand().step(10, 9.0) == ToleranceBand()
 
 
-def test_the_ledger_books_a_step_when_all_workers_have_told() -> None:
+def test_the_ledger_records_a_step_when_all_workers_have_reported() -> None:
     ledger = Ledger.empty(2).book(
         Measurements.of((_seen(0, 5, 1.0, steps=3), _seen(1, 5, 3.0, steps=2)))
     )
@@ -173,7 +173,7 @@ def test_the_ledger_books_a_step_when_all_workers_have_told() -> None:
     assert ledger.waited_s.tolist() == [4.0, 0.0]
     assert ledger.caused_s.tolist() == [0.0, 4.0]
     assert ledger.slowest_steps.tolist() == [0.0, 2.0]
-    assert ledger.took_s == 4.0, "of each step the mean, as nobody waited here"
+    assert ledger.took_s == 4.0, "of each step the mean, as no worker waited here"
 
     later = ledger.book(Measurements.of((_seen(1, 5, 0.5, step=3),)))
 
@@ -185,9 +185,9 @@ def test_the_ledger_books_a_step_when_all_workers_have_told() -> None:
 @pytest.mark.parametrize("time_s", [float("nan"), float("inf"), -1.0, 0.0])
 def test_impossible_times_are_refused_counted_and_shown(time_s: float) -> None:
     control, _ = advance(Control(policy_from_spec("adaptive")), FleetFormed(0, 0, 100, TWO))
-    told = Measurements.of((_seen(0, 50, 0.1), _seen(1, 50, time_s)))
+    reported = Measurements.of((_seen(0, 50, 0.1), _seen(1, 50, time_s)))
 
-    control, (verdict, *_) = advance(control, Exchanged(3, 4, told))
+    control, (verdict, *_) = advance(control, Exchanged(3, 4, reported))
 
     assert control.refused == (0, 1)
     assert "ignored 1 invalid report" in verdict.reason  # type: ignore[union-attr]
@@ -206,9 +206,9 @@ def test_shares_and_workers_that_cannot_be_are_refused(
     worker: int, share: int, counted: tuple[int, int]
 ) -> None:
     control, _ = advance(Control(policy_from_spec("adaptive")), FleetFormed(0, 0, 100, TWO))
-    told = Measurements.of((_seen(0, 50, 0.1), _seen(worker, share, 0.1)))
+    reported = Measurements.of((_seen(0, 50, 0.1), _seen(worker, share, 0.1)))
 
-    control, (verdict, *_) = advance(control, Exchanged(3, 4, told))
+    control, (verdict, *_) = advance(control, Exchanged(3, 4, reported))
 
     assert control.refused == counted
     assert "ignored 1 invalid report" in verdict.reason  # type: ignore[union-attr]
@@ -216,10 +216,10 @@ def test_shares_and_workers_that_cannot_be_are_refused(
     assert control.estimate.steps.tolist() == [1, 0], "nothing was learned from it"
 
 
-def test_a_fleet_that_changes_keeps_what_is_known_of_those_who_stay() -> None:
+def test_a_changed_fleet_keeps_the_estimates_of_the_workers_that_stay() -> None:
     control, _ = advance(Control(policy_from_spec("adaptive")), FleetFormed(0, 0, 100, TWO))
-    told = Measurements.of((_seen(0, 50, 0.05), _seen(1, 50, 0.2)))
-    control, _ = advance(control, Exchanged(3, 4, told))
+    reported = Measurements.of((_seen(0, 50, 0.05), _seen(1, 50, 0.2)))
+    control, _ = advance(control, Exchanged(3, 4, reported))
 
     newcomer = Worker("newcomer")
     control, (opening, *_) = advance(control, FleetFormed(1, 4, 90, (*TWO, newcomer)))
@@ -253,6 +253,23 @@ def test_shares_that_do_not_split_the_batch_are_refused(shares: Any) -> None:
     seen = Measurements.of((_seen(0, 6, 0.1), _seen(1, 6, 0.1)))
     with raises_message(ConfigError, "Given", "12"):
         advance(control, Exchanged(4, 5, seen))
+
+
+def test_a_share_between_0_and_min_share_is_refused() -> None:
+    members = (Worker("a", min_share=4), Worker("b"))
+    for shares in ((4, 8), (0, 12)):
+        advance(Control(Given(shares, shares)), FleetFormed(0, 0, 12, members))
+
+    with raises_message(ConfigError, "Given", "share of 3", "worker a", "min_share of 4"):
+        advance(Control(Given((3, 9), (4, 8))), FleetFormed(0, 0, 12, members))
+
+
+def test_an_opening_above_max_share_is_narrowed() -> None:
+    members = (Worker("a", max_share=5), Worker("b"))
+
+    control, _ = advance(Control(Given((8, 4), (8, 4))), FleetFormed(0, 0, 12, members))
+
+    assert control.shares == (5, 7)
 
 
 def test_shares_of_numpy_become_python_integers() -> None:

@@ -114,7 +114,7 @@ def test_a_change_says_why_and_keeps_all_that_was_learned() -> None:
         (None, 2.0, None, ("95", "2 samples")),
     ],
 )
-def test_what_is_not_sure_changes_nothing(
+def test_uncertain_noise_changes_nothing(
     scale: float | None, low: float | None, high: float | None, words: tuple[str, ...]
 ) -> None:
     run = Run(batch=256)

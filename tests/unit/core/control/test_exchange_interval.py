@@ -26,7 +26,7 @@ def test_one_fast_step_asks_at_once() -> None:
     assert _steps_until_asked(0.1, 0.3) == 1
 
 
-def test_a_usual_step_in_between_begins_anew() -> None:
+def test_a_usual_step_in_between_resets_the_count() -> None:
     band = ToleranceBand(share=8, expected_s=0.3, part=0.2)
     for busy_s in (0.5, 0.3, 0.5):
         band = band.step(8, busy_s)

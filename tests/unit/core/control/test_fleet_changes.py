@@ -144,7 +144,7 @@ def test_a_notice_that_is_withdrawn_gives_back_the_very_split() -> None:
         (1.0, False, False, True),
     ],
 )
-def test_the_state_is_saved_if_there_is_time_and_who_is_final_ends(
+def test_the_state_is_saved_if_time_allows_and_a_final_notice_ends_the_worker(
     left_s: float | None, final: bool, saves: bool, goes: bool
 ) -> None:
     run = Run()
@@ -169,7 +169,7 @@ def test_a_notice_that_runs_out_saves_once_more_and_lets_the_worker_go() -> None
     assert only(LetGo, last)
 
 
-def test_without_checkpoints_nobody_is_let_go() -> None:
+def test_without_checkpoints_no_worker_is_released() -> None:
     run = Run()
     run.exchange(4)
     instructions = run.change(notice_of(2), save_s=None)
@@ -196,13 +196,13 @@ def test_where_the_others_cannot_hold_the_batch_the_leaver_keeps_its_share() -> 
     run.exchange()
 
 
-def test_a_fixed_split_stays_when_somebody_is_to_leave() -> None:
+def test_a_fixed_split_stays_when_a_worker_gets_a_notice() -> None:
     run = Run("static:30,20,20")
     (kept,) = only(KeepShares, run.change(notice_of(0, 60.0)))
     check_message(kept.reason)
 
 
-def test_who_comes_back_is_known_by_its_name_alone() -> None:
+def test_a_returning_worker_is_recognised_by_its_name_alone() -> None:
     workers = tuple(Worker(f"h/{k}") for k in range(3))
     run = Run(workers=workers)
     run.exchange(5)
@@ -219,15 +219,15 @@ def test_profiles_of_a_checkpoint_give_the_first_split_of_a_new_process() -> Non
     moved = tuple(
         Worker(f"h/{rank}", device="cpu x", slot=slot) for rank, slot in enumerate((2, 0))
     )
-    anew = Run(workers=moved)
-    assert anew.shares == (35, 35)
+    again = Run(workers=moved)
+    assert again.shares == (35, 35)
 
-    (split,) = only(SetShares, anew.put(Recalled(0, 0, run.control.known, 3)))
+    (split,) = only(SetShares, again.put(Recalled(0, 0, run.control.known, 3)))
 
     fast, slow = split.shares[1], split.shares[0]
     assert abs(0.002 + 0.001 * fast - 0.002 - 0.004 * slow) < 0.005, "by slot, not by rank"
     check_message(split.reason)
-    assert anew.control.generation == 3
+    assert again.control.generation == 3
 
 
 def test_a_like_device_elsewhere_is_believed_less() -> None:
@@ -250,12 +250,12 @@ def test_a_like_device_elsewhere_is_believed_less() -> None:
 def test_unknown_devices_recall_nothing_and_change_nothing() -> None:
     run = Run()
     run.exchange(5)
-    anew = Run(workers=(Worker("n/0", device="gpu"), Worker("n/1", device="gpu")))
-    before = anew.control.shares
-    (kept,) = only(KeepShares, anew.put(Recalled(0, 0, run.control.known, 1)))
-    assert anew.control.shares == before
+    again = Run(workers=(Worker("n/0", device="gpu"), Worker("n/1", device="gpu")))
+    before = again.control.shares
+    (kept,) = only(KeepShares, again.put(Recalled(0, 0, run.control.known, 1)))
+    assert again.control.shares == before
     check_message(kept.reason)
-    assert len(anew.control.known) == 3, "they may come back"
+    assert len(again.control.known) == 3, "they may come back"
 
 
 def test_a_joiner_gets_no_samples_until_it_is_ready() -> None:
@@ -271,7 +271,7 @@ def test_a_joiner_gets_no_samples_until_it_is_ready() -> None:
     assert sum(run.shares) == BATCH
 
 
-def test_a_loss_is_told_with_the_group_that_goes_on() -> None:
+def test_a_loss_is_reported_with_the_remaining_group() -> None:
     run = Run()
     run.exchange(4)
     (split,) = only(

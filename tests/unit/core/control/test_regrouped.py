@@ -1,4 +1,4 @@
-"""What is kept, and what is forgotten, when a group forms anew or workers are recognised."""
+"""What is kept, and what is forgotten, when a group forms again or workers are recognised."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_time_to_save_is_counted_from_the_last_step_that_is_drawn() -> None:
     assert only(SaveAfter, run.change(notice_of(2, 30.0 + 1.5 + 1.0 + 1.0)))
 
 
-def test_who_is_to_leave_before_it_is_ready_is_let_go_too() -> None:
+def test_a_worker_with_a_notice_is_released_before_it_is_ready_too() -> None:
     run = Run(workers=WORKERS[:2])
     run.exchange(4)
     run.put(FleetFormed(1, run.step, BATCH, WORKERS, (Happening("h/2", MembershipEvent.JOIN),)))
@@ -96,7 +96,7 @@ def test_counts_of_refused_reports_stay_with_their_workers() -> None:
     assert list(run.control.refused) == [1, 0]
 
 
-def test_the_opening_ends_when_somebody_is_to_leave() -> None:
+def test_the_opening_ends_when_a_worker_gets_a_notice() -> None:
     run = Run()
     assert run.control.opening_left > 0
 
@@ -129,7 +129,7 @@ def test_the_opening_waits_for_what_it_measures_though_a_checkpoint_was_recalled
     assert only(ExchangeAfter, instructions) == [ExchangeAfter(2 if opening else 1, opening)]
 
 
-def test_what_was_measured_here_is_not_recalled() -> None:
+def test_measurements_of_the_run_are_not_replaced_by_recalled_ones() -> None:
     run = Run()
     run.exchange(5)
     run.put(FleetFormed(1, run.step, BATCH, WORKERS[:2]))

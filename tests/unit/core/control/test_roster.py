@@ -15,14 +15,14 @@ def _measured(*ranks: int) -> Measurements:
     return Measurements.of(Observation(rank, 4, 10, (0.1 * (5 + rank),), (0.0,)) for rank in ranks)
 
 
-def test_reports_of_those_who_do_not_serve_and_of_nobody_are_left_out() -> None:
+def test_reports_of_workers_without_samples_and_unknown_ranks_are_left_out() -> None:
     inward = Roster(WORKERS, (0, 2)).inward(_measured(2, 1, 0, 3, -1, 2))
 
     assert inward.worker.tolist() == [1, 0, 1]
     assert inward.busy_s.tolist() == pytest.approx([0.7, 0.5, 0.7])
 
 
-def test_where_all_serve_nothing_is_numbered_anew() -> None:
+def test_if_all_workers_serve_ranks_are_not_renumbered() -> None:
     roster = Roster.whole(WORKERS)
 
     assert roster.all_serve

@@ -19,7 +19,7 @@ some = st.floats(1.0, 1e6)
 
 
 @given(some, some, some)
-def test_what_is_trained_does_not_depend_on_the_base(phi: float, base: float, batch: float) -> None:
+def test_efficiencies_in_both_directions_are_inverse(phi: float, base: float, batch: float) -> None:
     there = efficiency(phi, base, batch)
 
     assert there * efficiency(phi, batch, base) == pytest.approx(1.0)
@@ -47,7 +47,7 @@ def test_goodput_is_best_where_more_samples_stop_being_worth_it() -> None:
 
 
 @pytest.mark.parametrize("wrong", [(-1.0, 1, 1), (1.0, 0, 1), (1.0, 1, 0)])
-def test_what_cannot_be_is_refused(wrong: tuple[float, float, float]) -> None:
+def test_invalid_input_is_refused(wrong: tuple[float, float, float]) -> None:
     with raises_message(ValueError):
         efficiency(*wrong)
 

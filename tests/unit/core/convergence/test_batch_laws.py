@@ -45,8 +45,8 @@ def test_the_gain_law_is_found_whatever_its_sign(theta: float) -> None:
     found = fit(by_gain(60.0, theta), Law.GAIN)
 
     assert found.epochs_by.slope == pytest.approx(theta, rel=1e-6)
-    told = found.epochs(384).value
-    assert told == pytest.approx(60.0 + theta * (0.55 + 4.55 / sqrt(384)), rel=1e-6)
+    reported = found.epochs(384).value
+    assert reported == pytest.approx(60.0 + theta * (0.55 + 4.55 / sqrt(384)), rel=1e-6)
 
 
 @pytest.mark.parametrize("law", list(Law))
@@ -69,8 +69,10 @@ def test_the_power_is_found(power: float) -> None:
     )
 
     assert found.power == pytest.approx(power)
-    told = found.epochs(384)
-    assert told.value == pytest.approx(3.0 + 0.5 * (384**power if power else np.log(384)), rel=1e-6)
+    reported = found.epochs(384)
+    assert reported.value == pytest.approx(
+        3.0 + 0.5 * (384**power if power else np.log(384)), rel=1e-6
+    )
 
 
 def test_a_power_needs_a_batch_to_be_judged_by_more_than_its_three() -> None:
@@ -92,8 +94,8 @@ def test_the_power_costs_a_degree_of_freedom_so_that_its_interval_holds_as_often
             MeasuredTraining(b, true[b] * (1 + 0.04 * random.standard_normal()))
             for b in 2 * BATCHES
         ]
-        told = fit(noisy, Law.POWER).epochs(384)
-        inside += told.low <= true[384] * (1 + 0.04 * random.standard_normal()) <= told.high
+        reported = fit(noisy, Law.POWER).epochs(384)
+        inside += reported.low <= true[384] * (1 + 0.04 * random.standard_normal()) <= reported.high
 
     assert inside / 400 == pytest.approx(0.95, abs=0.035)
 
@@ -115,8 +117,8 @@ def test_an_interval_holds_the_next_run_as_often_as_it_says() -> None:
             MeasuredTraining(r.batch, r.epochs * (1 + 0.04 * random.standard_normal()))
             for r in by_noise(10.0, 800.0)
         ]
-        told = fit(noisy, Law.NOISE).epochs(384)
-        inside += told.low <= 14.8 * (1 + 0.04 * random.standard_normal()) <= told.high
+        reported = fit(noisy, Law.NOISE).epochs(384)
+        inside += reported.low <= 14.8 * (1 + 0.04 * random.standard_normal()) <= reported.high
 
     assert inside / 1000 == pytest.approx(0.95, abs=0.025)
 

@@ -26,14 +26,14 @@ def test_what_never_came_there_tells_how_near_and_where() -> None:
     assert (found.epochs, found.nearest) == (None, Value(2.0, 0.4))
 
 
-def test_what_was_there_at_first_may_have_been_sooner() -> None:
+def test_a_metric_at_its_target_at_first_may_have_reached_it_earlier() -> None:
     found = reaching([Value(2.0, 0.3), Value(3.0, 0.2)], 0.3)
 
     assert (found.epochs, found.at_first) == (2.0, True)
     assert not reaching([Value(1.0, 0.4), Value(2.0, 0.3)], 0.3).at_first
 
 
-def test_after_what_was_no_number_there_is_no_line() -> None:
+def test_values_after_infinity_are_not_interpolated() -> None:
     found = reaching([Value(1.0, inf), Value(2.0, 0.3)], 0.35)
 
     assert (found.epochs, found.at_first) == (2.0, False)

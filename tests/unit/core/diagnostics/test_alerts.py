@@ -79,9 +79,9 @@ def test_a_short_stretch_is_not_named() -> None:
     assert not watched([worker(count=4)], 700, [slow_down(), back]).found
 
 
-def test_a_change_of_speed_that_was_none_is_found_out_before_anybody_is_named() -> None:
+def test_a_false_change_of_speed_is_detected_before_an_alert() -> None:
     # Two spikes in a row look like a change of speed. What is measured then, at a share of 11
-    # instead of 64, is taken for half the speed for 61 steps, by a curve of the wrong shape.
+    # instead of 64, is regarded as half the speed for 61 steps, by a curve of the wrong shape.
     def spiky(steps: int) -> Watched:
         path = SCENARIOS / "equal-64-spikes.yaml"
         asked = load_scenario(path, {"steps": steps, "exchange.every": "leader"})
@@ -99,10 +99,10 @@ def test_a_change_of_speed_that_was_none_is_found_out_before_anybody_is_named() 
     assert not later.found
 
 
-def test_what_slows_all_alike_is_the_work_and_nobody_is_named() -> None:
-    everybody = {"kind": "step", "at": SLOW_AT, "workers": "all", "speed": 0.4}
+def test_a_slowdown_of_all_workers_names_no_worker() -> None:
+    all_slow = {"kind": "step", "at": SLOW_AT, "workers": "all", "speed": 0.4}
 
-    assert not watched([worker(count=4)], 700, [everybody]).found
+    assert not watched([worker(count=4)], 700, [all_slow]).found
 
 
 def test_a_worker_alone_is_named_by_its_own_past() -> None:
@@ -129,7 +129,7 @@ def test_workers_that_are_not_worth_their_place_are_named_once() -> None:
     assert "with it and 1 more" in run.found[0].reason
 
 
-def test_one_without_whom_the_batch_does_not_fit_is_worth_its_place() -> None:
+def test_a_worker_without_which_the_batch_does_not_fit_is_needed() -> None:
     bad = worker("bad", fixed_s=0.3)
 
     run = watched([worker(count=2, max_share=100), bad], 500, batch=201)
@@ -138,14 +138,14 @@ def test_one_without_whom_the_batch_does_not_fit_is_worth_its_place() -> None:
     assert not run.alerts.spare.open.any()
 
 
-def test_in_modes_without_lockstep_nobody_costs_the_others_anything() -> None:
+def test_in_modes_without_lockstep_no_worker_costs_the_others_time() -> None:
     run = watched([worker(count=3), worker("bad", fixed_s=0.3)], 600, [slow_down()], lockstep=False)
 
     assert [(a.kind, a.costs_s) for a in run.found] == [("slow", None)]
     assert "longer" not in run.found[0].reason
 
 
-def test_who_leaves_is_forgotten_and_the_others_are_remembered() -> None:
+def test_a_worker_that_leaves_is_forgotten_and_the_others_are_not() -> None:
     run = watched([worker(count=4)], 500)
     alerts = run.alerts
 
@@ -171,13 +171,13 @@ def test_an_alert_is_plain_data() -> None:
     check_message(plain["reason"], "0.40", "step 5", "8 samples")
 
 
-def test_times_of_microseconds_are_told_as_such() -> None:
+def test_times_of_microseconds_are_shown_as_such() -> None:
     alert = Alert("slow", "a/0", 9, 5, 64, 8.25e-6, 2e-5, 0.4, 1.175e-5, 0.25)
 
     check_message(alert.reason, "64 samples", "8.25 us", "20 us")
 
 
-def test_before_anything_is_known_nobody_is_named() -> None:
+def test_without_measurements_no_worker_is_named() -> None:
     run = watched([worker(count=2)], 20)
 
     estimate = run.control.estimate
@@ -255,7 +255,7 @@ def test_a_speed_counts_as_low_only_beyond_its_doubt(variance: float, slow: bool
 @pytest.mark.parametrize(
     ("beside", "variance", "again"), [(1.1, 0.04, False), (0.9, 0.04, True), (0.98, 0.0, False)]
 )
-def test_who_was_named_as_unneeded_is_not_needed_again_for_a_doubt_or_a_trifle(
+def test_an_unneeded_worker_stays_so_despite_doubt_or_small_changes(
     beside: float, variance: float, again: bool
 ) -> None:
     """A sample of the last worker takes somewhat more or less than a step of the others alone."""

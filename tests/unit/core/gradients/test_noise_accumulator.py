@@ -1,4 +1,4 @@
-"""Parts of measured steps, told in any order by whoever had samples, and what becomes of them."""
+"""Parts of measured steps, reported in any order by ranks with samples, and their sums."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_the_parts_of_a_step_are_what_the_norms_are_made_of() -> None:
     assert known == NoiseOfRun(NoiseEstimate().after(expected), 1)
 
 
-def test_a_step_waits_until_all_who_had_samples_have_told() -> None:
+def test_a_step_waits_for_the_reports_of_all_ranks_with_samples() -> None:
     known, whole = NoiseOfRun().hear(TOLD[:1])
     assert not whole
 
@@ -114,7 +114,7 @@ def test_what_never_becomes_whole_makes_way() -> None:
 def test_a_long_exchange_is_put_together_before_anything_makes_way() -> None:
     by_rank = [[replace(parts, step=step) for step in range(512)] for parts in TOLD]
 
-    known, whole = NoiseOfRun().hear(parts for told in by_rank for parts in told)
+    known, whole = NoiseOfRun().hear(parts for reported in by_rank for parts in reported)
 
     assert [parts.step for parts in whole] == list(range(512))
     assert (known.steps, known.open) == (512, ())
@@ -135,7 +135,7 @@ steps = st.lists(
 def test_in_whatever_order_parts_come_each_whole_step_counts_once(
     steps: list[tuple[list[int], float, bool]], data: st.DataObject
 ) -> None:
-    told, expected = [], {}
+    reported, expected = [], {}
     for number, (shares, mean, arrives) in enumerate(steps):
         batch = sum(shares)
         parts = [
@@ -143,15 +143,15 @@ def test_in_whatever_order_parts_come_each_whole_step_counts_once(
             for rank, share in enumerate(shares)
             if share
         ]
-        told += parts if arrives else parts[1:]
+        reported += parts if arrives else parts[1:]
         if arrives and len(parts) > 1:
             squared = [mean + rank for rank, _ in enumerate(shares)]
             expected[number] = GradientNorms.of(shares, squared, mean)
-    told = data.draw(st.permutations(told))
-    cut = data.draw(st.integers(0, len(told)))
+    reported = data.draw(st.permutations(reported))
+    cut = data.draw(st.integers(0, len(reported)))
 
-    first, some = NoiseOfRun().hear(told[:cut])
-    known, others = first.hear(told[cut:])
+    first, some = NoiseOfRun().hear(reported[:cut])
+    known, others = first.hear(reported[cut:])
 
     found = {parts.step: parts.norms for parts in (*some, *others)}
     assert found.keys() == expected.keys()

@@ -42,10 +42,10 @@ def _drawn(split: tuple[int, ...], spectrum: FloatArray) -> tuple[FloatArray, Fl
 def _estimates(
     split: tuple[int, ...], norms: FloatArray, mean: FloatArray
 ) -> tuple[FloatArray, FloatArray]:
-    told = [
+    reported = [
         GradientNorms.of(split, row.tolist(), float(t)) for row, t in zip(norms, mean, strict=True)
     ]
-    return np.array([one.noise for one in told]), np.array([one.signal for one in told])
+    return np.array([one.noise for one in reported]), np.array([one.signal for one in reported])
 
 
 @pytest.mark.parametrize("name", SPECTRA)
@@ -161,7 +161,7 @@ def test_more_steps_make_the_interval_narrower() -> None:
     assert many.high - many.low < 0.4 * (few.high - few.low)
 
 
-def test_what_is_long_ago_is_forgotten() -> None:
+def test_old_steps_are_forgotten() -> None:
     old, new = GradientNorms(4, 64, 9.0, 3.0), GradientNorms(4, 64, 3.0, 1.5)
     estimate = NoiseEstimate()
     for norms in [old] * 100 + [new] * 100:

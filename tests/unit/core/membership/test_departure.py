@@ -29,7 +29,7 @@ def test_time_that_just_suffices_is_time_to_save(final: bool) -> None:
     assert (short.save, short.go) == (False, True)
 
 
-def test_what_is_left_is_never_told_as_below_zero() -> None:
+def test_the_remaining_time_is_never_shown_below_zero() -> None:
     check_message(_leave(-5.0).reason, "20 s")
 
 
@@ -50,7 +50,7 @@ def test_a_final_notice_and_one_without_a_time_are_not_waited_for() -> None:
     assert _leave(None, again=True).go
 
 
-def test_a_run_without_checkpoints_lets_nobody_go() -> None:
-    told = leave(1.0, None, AHEAD_S, final=True, again=False)
+def test_a_run_without_checkpoints_releases_no_worker() -> None:
+    reported = leave(1.0, None, AHEAD_S, final=True, again=False)
 
-    assert (told.save, told.go) == (False, False)
+    assert (reported.save, reported.go) == (False, False)

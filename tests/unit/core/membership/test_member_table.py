@@ -1,4 +1,4 @@
-"""Who serves when few are left, and what people are told of each change."""
+"""The workers that serve when few are left, and the reason of each change."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ def _of(*standings: MemberState) -> Membership:
     return Membership(0, tuple(Member(f"h/{k}", s) for k, s in enumerate(standings)))
 
 
-def test_where_nobody_else_can_those_who_are_leaving_go_on() -> None:
+def test_leaving_workers_continue_if_no_other_can() -> None:
     assert _of(MemberState.LEAVING, MemberState.JOINING, MemberState.LEAVING).serving == (0, 2)
 
 
 @pytest.mark.parametrize("standing", [MemberState.JOINING, MemberState.LEAVING_EARLY])
-def test_who_has_no_weights_yet_never_serves(standing: MemberState) -> None:
+def test_a_worker_without_weights_never_serves(standing: MemberState) -> None:
     assert _of(standing, standing).serving == ()
     assert _of(standing, MemberState.LEAVING).serving == (1,)
 
 
-def test_who_is_ready_only_after_its_notice_is_leaving() -> None:
+def test_a_worker_that_becomes_ready_after_its_notice_is_leaving() -> None:
     joining, _ = TWO.after(Happening("c/2", MembershipEvent.JOIN))
     noticed, _ = joining.after(Happening("c/2", MembershipEvent.NOTICE, 60.0))
     ready, _ = noticed.after(Happening("c/2", MembershipEvent.READY))
@@ -54,7 +54,7 @@ def test_a_notice_may_be_given_another_time(before: MemberState) -> None:
 
 
 @pytest.mark.parametrize(
-    ("happening", "told"),
+    ("happening", "reported"),
     [
         (Happening("a/0", MembershipEvent.NOTICE, -3.0), ("0 s",)),
         (Happening("a/0", MembershipEvent.NOTICE, 0.0), ("0 s",)),
@@ -62,12 +62,12 @@ def test_a_notice_may_be_given_another_time(before: MemberState) -> None:
         (Happening("a/0", MembershipEvent.LOST, 30.0), ()),
     ],
 )
-def test_the_time_of_a_notice_is_told_and_never_below_zero(
-    happening: Happening, told: tuple[str, ...]
+def test_the_time_of_a_notice_is_shown_and_never_below_zero(
+    happening: Happening, reported: tuple[str, ...]
 ) -> None:
     _, transition = TWO.after(happening)
 
-    check_message(transition.reason, *told)
+    check_message(transition.reason, *reported)
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_the_time_of_a_notice_is_told_and_never_below_zero(
         MembershipEvent.LEAVE,
     ],
 )
-def test_what_a_stranger_cannot_is_told_in_words(change: MembershipEvent) -> None:
+def test_impossible_changes_of_an_unknown_worker_have_a_reason(change: MembershipEvent) -> None:
     _, transition = TWO.after(Happening("z/9", change))
 
     check_message(transition.reason)

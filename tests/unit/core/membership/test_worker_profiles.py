@@ -51,7 +51,7 @@ def _slopes(workers: list[Worker], known: list[WorkerProfile]) -> list[float]:
     ],
     ids=str,
 )
-def test_what_is_no_time_curve_is_refused(change: dict[str, Any]) -> None:
+def test_an_invalid_time_curve_is_refused(change: dict[str, Any]) -> None:
     sound = _profile().to_plain()
     assert WorkerProfile.from_plain(sound) == _profile()
 
@@ -101,7 +101,7 @@ def test_all_of_a_profile_is_recalled() -> None:
     ]
 
 
-def test_who_has_been_measured_is_not_recalled() -> None:
+def test_a_measured_worker_is_not_recalled() -> None:
     measured = _recalled(Estimate.unknown(2), [_worker(), _worker("x", device="gpu")], [_profile()])
 
     workers = [_worker(), _worker("x", 1)]
@@ -116,13 +116,13 @@ def test_the_very_place_comes_before_a_like_one() -> None:
     assert _slopes([_worker(slot=0), _worker(slot=1)], known) == [0.02, 0.03]
 
 
-def test_of_equally_alike_ones_the_first_gets_the_first_and_none_stands_for_two() -> None:
+def test_equally_similar_profiles_are_assigned_in_order_and_once_each() -> None:
     known = [_profile("a", k, 0.01 * (k + 1)) for k in range(2)]
 
     assert _slopes([_worker("b", 7), _worker("b", 8)], known) == [0.01, 0.02]
 
 
-def test_where_all_stand_for_somebody_another_of_the_kind_is_better_than_none() -> None:
+def test_if_all_profiles_are_assigned_one_of_the_kind_is_used_again() -> None:
     assert _slopes([_worker(), _worker(slot=1), _worker("x")], [_profile()]) == [0.01] * 3
 
 

@@ -121,8 +121,8 @@ class Plant:
                 self.kept = instruction.reason
 
 
-class Desk:
-    """A policy that is asked directly, so that anything can be told to it."""
+class PolicyDriver:
+    """A policy that is asked directly, so that anything can be reported to it."""
 
     def __init__(self, policy: Policy[Any], fleet: Fleet) -> None:
         self.policy, self.fleet = policy, fleet
@@ -134,12 +134,12 @@ class Desk:
         times_s: Sequence[float],
         *,
         steps: int = 1,
-        told: Shares | None = None,
+        reported: Shares | None = None,
         step: int = 1,
         loads: tuple[float, float] = (nan, nan),
         modelled: bool = True,
     ) -> Decision:
-        """Tell of some steps of each worker, at ``told`` or the shares in force, and decide."""
+        """Tell of some steps of each worker, at ``reported`` or the shares in force, and decide."""
         seen = [
             Observation(
                 *(k, share, max(0, step - steps), (float(times_s[k]),) * steps, (0.0,) * steps),
@@ -147,7 +147,7 @@ class Desk:
                 memory_load=loads[1],
                 modelled=modelled,
             )
-            for k, share in enumerate(shares if told is None else told)
+            for k, share in enumerate(shares if reported is None else reported)
         ]
         return self.decide(shares, seen, step)
 

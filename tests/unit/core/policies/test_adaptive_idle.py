@@ -102,7 +102,7 @@ def test_a_quantum_makes_a_least_share_as_well() -> None:
     assert np.count_nonzero(np.array(plant.control.shares) % 32) <= 1
 
 
-def test_nobody_is_left_out_where_one_sample_is_the_least_share() -> None:
+def test_no_worker_is_left_out_if_one_sample_is_the_smallest_share() -> None:
     plant = Ghosts([0.01] * 3 + [2.0], [0.001] * 4, min_share=1)
 
     plant.run(30, 4)
@@ -111,7 +111,7 @@ def test_nobody_is_left_out_where_one_sample_is_the_least_share() -> None:
     assert all(all(shares) for shares in plant.held)
 
 
-def test_nobody_is_left_out_whom_the_others_cannot_replace() -> None:
+def test_no_worker_is_left_out_that_the_others_cannot_replace() -> None:
     plant = hopeless(max_share=83)
 
     plant.run(30, 4)
@@ -120,7 +120,7 @@ def test_nobody_is_left_out_whom_the_others_cannot_replace() -> None:
     assert hopeless(max_share=86).run(30, 4)[3] == 0
 
 
-def test_nobody_is_left_out_who_is_slow_but_of_use() -> None:
+def test_a_slow_but_useful_worker_is_not_left_out() -> None:
     plant = Ghosts([0.01] * 4, [0.001] * 3 + [0.008])
 
     plant.run(30, 4)
@@ -137,7 +137,7 @@ def test_equally_slow_workers_are_left_out_together() -> None:
     assert plant.step_s() == pytest.approx(0.11)
 
 
-def test_only_those_are_left_out_without_whom_it_gets_faster() -> None:
+def test_only_workers_without_which_steps_are_faster_are_left_out() -> None:
     # With 8 samples 0.81 s and 0.09 s; without the last one, the others take about 0.1 s.
     plant = Ghosts([0.01] * 5, [0.001] * 3 + [0.01, 0.1])
 
@@ -183,7 +183,7 @@ def test_a_worker_that_stays_hopeless_is_tried_ever_more_seldom() -> None:
     assert 0 < extra_s <= 0.05 * 0.11 * len(later)
 
 
-def test_everybody_takes_part_again_when_the_others_get_slower() -> None:
+def test_left_out_workers_return_when_the_others_get_slower() -> None:
     plant = hopeless()
     plant.run(30, 4)
     plant.per_sample_s[:3] = 0.1
@@ -200,8 +200,8 @@ def test_a_bound_that_shrinks_brings_a_worker_back() -> None:
     fleet, state = plant.control.fleet, plant.control.policy_state
     assert fleet is not None and plant.control.estimate is not None
     narrow = replace(fleet, workers=tuple(replace(w, max_share=83) for w in fleet.workers))
-    told = Measurements.of(())
-    situation = Situation(narrow, plant.control.shares, 999, told, plant.control.estimate)
+    reported = Measurements.of(())
+    situation = Situation(narrow, plant.control.shares, 999, reported, plant.control.estimate)
 
     state, decision = Adaptive(allow_idle=1).decide(state, situation)
 
@@ -264,7 +264,7 @@ def test_a_simulated_cluster_is_faster_without_its_hopeless_worker(tmp_path: Pat
 
 
 @given(data=st.data())
-def test_it_keeps_the_contract_whatever_it_is_told(data: st.DataObject) -> None:
+def test_it_keeps_the_contract_for_any_reports(data: st.DataObject) -> None:
     fleet = data.draw(fleets())
     policy = Adaptive(allow_idle=1)
     state, decision = policy.init(fleet)

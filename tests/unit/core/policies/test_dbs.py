@@ -12,7 +12,7 @@ from evenstride.core.policies.dbs import Dbs, published_rounding
 from evenstride.core.policy import Keep, Move
 from evenstride.errors import ConfigError
 from tests.messages import check_message, raises_message
-from tests.unit.core.policies.plant import Desk, Plant, workers
+from tests.unit.core.policies.plant import Plant, PolicyDriver, workers
 
 
 def test_the_published_rounding_of_the_published_case() -> None:
@@ -44,11 +44,11 @@ def test_units_that_the_rounding_leaves_over_go_to_the_largest_remainders(
     speeds: list[float], spare: int
 ) -> None:
     fleet = Fleet(workers(len(speeds)), len(speeds) + spare)
-    desk = Desk(Dbs(epoch_steps=1), fleet)
+    driver = PolicyDriver(Dbs(epoch_steps=1), fleet)
 
-    decision = desk.ask(desk.opening.shares, np.array(desk.opening.shares) / np.array(speeds))
+    decision = driver.ask(driver.opening.shares, np.array(driver.opening.shares) / np.array(speeds))
 
-    shares = decision.shares if isinstance(decision, Move) else desk.opening.shares
+    shares = decision.shares if isinstance(decision, Move) else driver.opening.shares
     exact = apportion(np.array(speeds), fleet.global_batch, fleet.lower, fleet.upper)
     assert sum(shares) == fleet.global_batch
     assert float(np.abs(exact - np.array(shares)).max()) <= 1, "ties apart they are the same"
@@ -93,25 +93,25 @@ def test_steps_at_the_earlier_shares_do_not_count(lag: int) -> None:
 
 
 def test_a_worker_without_a_measured_step_is_waited_for() -> None:
-    desk = Desk(Dbs(epoch_steps=1), Fleet(workers(2), 12))
+    driver = PolicyDriver(Dbs(epoch_steps=1), Fleet(workers(2), 12))
 
-    decision = desk.ask((6, 6), (0.1, 0.1), told=(6, 5))
+    decision = driver.ask((6, 6), (0.1, 0.1), reported=(6, 5))
 
     assert isinstance(decision, Keep)
     check_message(decision.reason)
 
 
 def test_steps_that_are_not_modelled_do_not_count() -> None:
-    desk = Desk(Dbs(epoch_steps=1), Fleet(workers(2), 12))
+    driver = PolicyDriver(Dbs(epoch_steps=1), Fleet(workers(2), 12))
 
-    assert isinstance(desk.ask((6, 6), (0.1, 0.9), modelled=False), Keep)
+    assert isinstance(driver.ask((6, 6), (0.1, 0.9), modelled=False), Keep)
 
 
-def test_nothing_told_is_no_reason_to_decide() -> None:
-    desk = Desk(Dbs(epoch_steps=1), Fleet(workers(2), 12))
+def test_without_reports_it_decides_nothing() -> None:
+    driver = PolicyDriver(Dbs(epoch_steps=1), Fleet(workers(2), 12))
 
-    assert isinstance(desk.decide((6, 6), (), 500), Keep)
-    check_message(desk.decide((6, 6), (), 500).reason, "1 steps")
+    assert isinstance(driver.decide((6, 6), (), 500), Keep)
+    check_message(driver.decide((6, 6), (), 500).reason, "1 steps")
 
 
 def test_equal_speeds_keep_the_shares() -> None:
@@ -123,9 +123,9 @@ def test_equal_speeds_keep_the_shares() -> None:
 
 def test_bounds_hold_and_a_worker_without_a_share_gets_its_least() -> None:
     members = (Worker("a", max_share=70), Worker("b"), Worker("c", min_share=4))
-    desk = Desk(Dbs(epoch_steps=1), Fleet(members, 120))
+    driver = PolicyDriver(Dbs(epoch_steps=1), Fleet(members, 120))
 
-    decision = desk.ask((40, 80, 0), (0.004, 0.08, 0.01))
+    decision = driver.ask((40, 80, 0), (0.004, 0.08, 0.01))
 
     assert isinstance(decision, Move)
     assert decision.shares == (70, 46, 4)

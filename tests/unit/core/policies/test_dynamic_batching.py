@@ -15,7 +15,7 @@ from evenstride.core.policy import Keep, Move
 from evenstride.core.time_model.observation import Observation
 from evenstride.errors import ConfigError
 from tests.messages import check_message, raises_message
-from tests.unit.core.policies.plant import Desk, Plant, workers
+from tests.unit.core.policies.plant import Plant, PolicyDriver, workers
 
 
 @pytest.mark.parametrize(
@@ -73,31 +73,33 @@ def test_a_window_makes_it_wait() -> None:
 
 
 @pytest.mark.parametrize("steps", [1, 4, 37])
-def test_steps_told_at_once_are_averaged_and_lead_to_one_change(steps: int) -> None:
+def test_steps_reported_together_are_averaged_and_lead_to_one_change(steps: int) -> None:
     plant = Plant("dynamic-batching", 120, [0.0, 0.0], [0.001, 0.003])
 
     assert plant.exchange(steps) == (90, 30)
     assert len(plant.reasons) == 2
 
 
-def test_steps_told_at_once_weigh_as_if_told_one_by_one() -> None:
-    together, apart = (Desk(DynamicBatching(window=3), Fleet(workers(2), 120)) for _ in range(2))
+def test_steps_reported_together_weigh_as_if_reported_one_by_one() -> None:
+    together, apart = (
+        PolicyDriver(DynamicBatching(window=3), Fleet(workers(2), 120)) for _ in range(2)
+    )
     times_s = (0.05, 0.06, 0.10)
     other = (Observation(1, 60, 0, (0.06,) * 3, (0.0,) * 3),)
 
     one = together.decide((60, 60), (Observation(0, 60, 0, times_s, (0.0,) * 3), *other), 3)
     for step, time_s in enumerate(times_s):
-        told = [Observation(0, 60, step, (time_s,), (0.0,))]
-        two = apart.decide((60, 60), [*told, *(other if step == 2 else ())], step + 1)
+        reported = [Observation(0, 60, step, (time_s,), (0.0,))]
+        two = apart.decide((60, 60), [*reported, *(other if step == 2 else ())], step + 1)
 
     assert isinstance(one, Move)
     assert one == two
 
 
 def test_times_at_an_earlier_share_do_not_count() -> None:
-    desk = Desk(DynamicBatching(), Fleet(workers(2), 120))
+    driver = PolicyDriver(DynamicBatching(), Fleet(workers(2), 120))
 
-    decision = desk.ask((60, 60), (0.1, 0.9), told=(7, 60), steps=50)
+    decision = driver.ask((60, 60), (0.1, 0.9), reported=(7, 60), steps=50)
 
     assert isinstance(decision, Keep)
     assert decision.reason.startswith("0 of 1 steps")
@@ -105,18 +107,18 @@ def test_times_at_an_earlier_share_do_not_count() -> None:
 
 @pytest.mark.parametrize("time_s", [math.nan, math.inf, 0.0, -1.0])
 def test_impossible_times_do_not_count(time_s: float) -> None:
-    desk = Desk(DynamicBatching(), Fleet(workers(2), 120))
+    driver = PolicyDriver(DynamicBatching(), Fleet(workers(2), 120))
 
-    assert isinstance(desk.ask((60, 60), (time_s, 0.1)), Keep)
-    assert isinstance(desk.ask((60, 60), (0.3, 0.1), modelled=False), Keep)
-    assert isinstance(desk.ask((60, 60), (0.3, 0.1)), Move)
+    assert isinstance(driver.ask((60, 60), (time_s, 0.1)), Keep)
+    assert isinstance(driver.ask((60, 60), (0.3, 0.1), modelled=False), Keep)
+    assert isinstance(driver.ask((60, 60), (0.3, 0.1)), Move)
 
 
 @pytest.mark.parametrize("time_s", [5e-324, 1e7])
 def test_absurd_but_possible_times_give_shares_all_the_same(time_s: float) -> None:
-    desk = Desk(DynamicBatching(), Fleet(workers(2), 120))
+    driver = PolicyDriver(DynamicBatching(), Fleet(workers(2), 120))
 
-    decision = desk.ask((60, 60), (time_s, 0.1))
+    decision = driver.ask((60, 60), (time_s, 0.1))
 
     assert isinstance(decision, Move)
     assert sorted(decision.shares) == [1, 119]
@@ -147,24 +149,24 @@ def test_bounds_that_leave_no_room_are_said() -> None:
     check_message(plant.kept, "0.0%", "5%")
 
 
-def _raised(policy: DynamicBatching) -> Desk:
-    """Return a desk at which worker 0 was raised from 60 samples a 0.06 s to 80."""
-    desk = Desk(policy, Fleet(workers(2), 120))
-    assert desk.ask((60, 60), (0.06, 0.12)) == Move(
+def _raised(policy: DynamicBatching) -> PolicyDriver:
+    """Return a policy in which worker 0 was raised from 60 samples a 0.06 s to 80."""
+    driver = PolicyDriver(policy, Fleet(workers(2), 120))
+    assert driver.ask((60, 60), (0.06, 0.12)) == Move(
         (80, 40), "step times differ: largest change 50.0% of a share"
     )
-    return desk
+    return driver
 
 
 def test_a_loss_of_throughput_after_a_raise_becomes_a_bound() -> None:
-    desk = _raised(DynamicBatching())
+    driver = _raised(DynamicBatching())
 
-    decision = desk.ask((80, 40), (0.11, 0.08), steps=5)  # from 1000 to 727 samples a second
+    decision = driver.ask((80, 40), (0.11, 0.08), steps=5)  # from 1000 to 727 samples a second
 
-    assert desk.state.learned_most.tolist() == [60, 0]
+    assert driver.state.learned_most.tolist() == [60, 0]
     assert isinstance(decision, Move)
     assert decision.shares == (60, 60)
-    check_message(desk.ask((60, 60), (0.01, 0.12), steps=9).reason)
+    check_message(driver.ask((60, 60), (0.01, 0.12), steps=9).reason)
 
 
 @pytest.mark.parametrize(
@@ -177,38 +179,38 @@ def test_a_loss_of_throughput_after_a_raise_becomes_a_bound() -> None:
     ],
 )
 def test_no_bound_is_learned_from(times_s: tuple[float, float], steps: int, why: str) -> None:
-    desk = _raised(DynamicBatching())
+    driver = _raised(DynamicBatching())
 
-    desk.ask((80, 40), times_s, steps=steps)
+    driver.ask((80, 40), times_s, steps=steps)
 
-    assert desk.state.learned_most.tolist() == [0, 0], why
+    assert driver.state.learned_most.tolist() == [0, 0], why
 
 
 def test_a_later_slow_down_is_no_loss_by_the_raise() -> None:
-    desk = _raised(DynamicBatching())
-    desk.ask((80, 40), (0.08, 0.08), steps=5)
+    driver = _raised(DynamicBatching())
+    driver.ask((80, 40), (0.08, 0.08), steps=5)
 
-    desk.ask((80, 40), (0.80, 0.08), steps=50)
+    driver.ask((80, 40), (0.80, 0.08), steps=50)
 
-    assert desk.state.learned_most.tolist() == [0, 0]
+    assert driver.state.learned_most.tolist() == [0, 0]
 
 
 def test_with_a_proof_of_one_step_a_spike_is_enough_as_published() -> None:
-    desk = _raised(DynamicBatching(proof=1))
+    driver = _raised(DynamicBatching(proof=1))
 
-    desk.ask((80, 40), (0.24, 0.08))
+    driver.ask((80, 40), (0.24, 0.08))
 
-    assert desk.state.learned_most.tolist() == [60, 0]
+    assert driver.state.learned_most.tolist() == [60, 0]
 
 
 @pytest.mark.parametrize(("learned", "shares"), [((70, 70), (70, 50)), ((70, 40), (90, 30))])
 def test_learned_bounds_are_heeded_unless_they_leave_too_little_room(
     learned: Shares, shares: Shares
 ) -> None:
-    desk = Desk(DynamicBatching(), Fleet(workers(2), 120))
-    desk.state = replace(desk.state, learned_most=np.array(learned))
+    driver = PolicyDriver(DynamicBatching(), Fleet(workers(2), 120))
+    driver.state = replace(driver.state, learned_most=np.array(learned))
 
-    decision = desk.ask((60, 60), (0.06, 0.18))
+    decision = driver.ask((60, 60), (0.06, 0.18))
 
     assert isinstance(decision, Move)
     assert decision.shares == shares
@@ -216,12 +218,12 @@ def test_learned_bounds_are_heeded_unless_they_leave_too_little_room(
 
 def test_a_worker_without_a_share_gets_its_least() -> None:
     members = (Worker("a"), Worker("b"), Worker("c", min_share=4))
-    desk = Desk(DynamicBatching(), Fleet(members, 120))
+    driver = PolicyDriver(DynamicBatching(), Fleet(members, 120))
 
-    decision = desk.ask((40, 80, 0), (0.04, 0.04, 0.01))
+    decision = driver.ask((40, 80, 0), (0.04, 0.04, 0.01))
     assert isinstance(decision, Keep), "the others finish together"
 
-    decision = desk.ask((40, 80, 0), (0.08, 0.04, 0.01))
+    decision = driver.ask((40, 80, 0), (0.08, 0.04, 0.01))
     assert isinstance(decision, Move)
     assert decision.shares[2] == 4
 

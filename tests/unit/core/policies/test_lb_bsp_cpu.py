@@ -17,8 +17,8 @@ from tests.unit.core.policies.plant import (
     LBB_FIXED_S,
     LBB_PER_SAMPLE_S,
     LBB_SPLIT,
-    Desk,
     Plant,
+    PolicyDriver,
     workers,
 )
 
@@ -64,12 +64,15 @@ def test_speed_alone_gives_a_gpu_of_much_fixed_time_too_much_at_first() -> None:
     assert plant.run(30) == pytest.approx(LBB_SPLIT, abs=2)
 
 
-def test_steps_told_at_once_are_told_one_by_one_and_in_order() -> None:
-    together, apart = (Desk(LbBspCpu("ema"), Fleet(workers(2), 120)) for _ in range(2))
+def test_steps_reported_together_are_processed_one_by_one_in_order() -> None:
+    together, apart = (PolicyDriver(LbBspCpu("ema"), Fleet(workers(2), 120)) for _ in range(2))
     other = Observation(1, 60, 0, (0.06,), (0.0,))
-    told = [Observation(0, 60, 4, (0.1,), (0.0,)), Observation(0, 60, 2, (0.2, 0.3), (0.0,) * 2)]
+    reported = [
+        Observation(0, 60, 4, (0.1,), (0.0,)),
+        Observation(0, 60, 2, (0.2, 0.3), (0.0,) * 2),
+    ]
 
-    one = together.decide((60, 60), [*told, other], 5)
+    one = together.decide((60, 60), [*reported, other], 5)
     for step, time_s in ((2, 0.2), (3, 0.3), (4, 0.1)):
         also = [other] if step == 4 else []
         two = apart.decide((60, 60), [Observation(0, 60, step, (time_s,), (0.0,)), *also], 5)
@@ -79,18 +82,18 @@ def test_steps_told_at_once_are_told_one_by_one_and_in_order() -> None:
 
 
 def test_steps_at_an_earlier_share_tell_the_speed_at_theirs() -> None:
-    desk = Desk(LbBspCpu("last"), Fleet(workers(2), 120))
+    driver = PolicyDriver(LbBspCpu("last"), Fleet(workers(2), 120))
 
-    decision = desk.ask((60, 60), (0.01, 0.06), told=(10, 60))
+    decision = driver.ask((60, 60), (0.01, 0.06), reported=(10, 60))
 
     assert isinstance(decision, Keep)
     check_message(decision.reason)
 
 
 def test_it_waits_for_everyone_with_a_share() -> None:
-    desk = Desk(LbBspCpu(), Fleet(workers(3), 12))
+    driver = PolicyDriver(LbBspCpu(), Fleet(workers(3), 12))
 
-    decision = desk.decide((6, 6, 0), [Observation(0, 6, 1, (0.1,), (0.0,))])
+    decision = driver.decide((6, 6, 0), [Observation(0, 6, 1, (0.1,), (0.0,))])
 
     assert isinstance(decision, Keep)
     check_message(decision.reason)
@@ -98,47 +101,47 @@ def test_it_waits_for_everyone_with_a_share() -> None:
 
 def test_a_worker_without_a_share_gets_its_least() -> None:
     members = (Worker("a"), Worker("b"), Worker("c", min_share=4))
-    desk = Desk(LbBspCpu(), Fleet(members, 120))
+    driver = PolicyDriver(LbBspCpu(), Fleet(members, 120))
 
-    decision = desk.ask((40, 80, 0), (0.04, 0.08, 0.01))
+    decision = driver.ask((40, 80, 0), (0.04, 0.08, 0.01))
 
     assert isinstance(decision, Move)
     assert decision.shares == (58, 58, 4)
 
 
-def test_what_is_not_modelled_or_cannot_be_is_not_told() -> None:
-    desk = Desk(LbBspCpu("last"), Fleet(workers(2), 12))
+def test_unmodelled_and_impossible_times_are_left_out() -> None:
+    driver = PolicyDriver(LbBspCpu("last"), Fleet(workers(2), 12))
 
-    assert isinstance(desk.ask((6, 6), (0.1, 0.9), modelled=False), Keep)
-    assert isinstance(desk.ask((6, 6), (nan, -1.0)), Keep)
-    assert np.isnan(desk.state.predictor).all()
+    assert isinstance(driver.ask((6, 6), (0.1, 0.9), modelled=False), Keep)
+    assert isinstance(driver.ask((6, 6), (nan, -1.0)), Keep)
+    assert np.isnan(driver.state.predictor).all()
 
 
 def test_the_newest_loads_are_remembered_for_the_next_step() -> None:
-    desk = Desk(LbBspCpu(), Fleet(workers(2), 12))
-    assert all(isnan(load) for load in desk.state.loads.ravel())
+    driver = PolicyDriver(LbBspCpu(), Fleet(workers(2), 12))
+    assert all(isnan(load) for load in driver.state.loads.ravel())
 
-    desk.ask((6, 6), (0.1, 0.1), loads=(0.75, 0.25))
-    assert desk.state.predictor.loads.tolist() == [[[0.0, 0.0]] * 4] * 2, "not known before it"
-    desk.ask((6, 6), (0.1, 0.1), step=2)
+    driver.ask((6, 6), (0.1, 0.1), loads=(0.75, 0.25))
+    assert driver.state.predictor.loads.tolist() == [[[0.0, 0.0]] * 4] * 2, "not known before it"
+    driver.ask((6, 6), (0.1, 0.1), step=2)
 
-    assert desk.state.predictor.loads[0, :2].tolist() == [[0.25, -0.25], [0.0, 0.0]]
+    assert driver.state.predictor.loads[0, :2].tolist() == [[0.25, -0.25], [0.0, 0.0]]
 
 
 def test_no_step_is_learned_with_loads_that_were_read_after_it() -> None:
-    desk = Desk(LbBspCpu(), Fleet(workers(1), 6))
-    desk.ask((6,), (0.1,), loads=(0.25, 0.5))
+    driver = PolicyDriver(LbBspCpu(), Fleet(workers(1), 6))
+    driver.ask((6,), (0.1,), loads=(0.25, 0.5))
 
     four = Observation(0, 6, 1, (0.1,) * 4, (0.0,) * 4, cpu_load=0.75, memory_load=0.5)
-    desk.decide((6,), [four], 5)
+    driver.decide((6,), [four], 5)
 
-    assert desk.state.predictor.loads[0, :, 0].tolist() == [0.25 - 0.5] * 4
-    assert desk.state.loads[0].tolist() == [0.75]
+    assert driver.state.predictor.loads[0, :, 0].tolist() == [0.25 - 0.5] * 4
+    assert driver.state.loads[0].tolist() == [0.75]
 
 
 def test_load_that_slows_a_worker_down_is_answered_before_the_slow_step() -> None:
     # Worker 0 has half its speed whenever its machine is busy, which is known a step before.
-    desk = Desk(LbBspCpu(), Fleet(workers(2), 120))
+    driver = PolicyDriver(LbBspCpu(), Fleet(workers(2), 120))
     before, busy = [], False
     for step in range(400):
         seconds = (0.12 if busy else 0.06, 0.06)
@@ -148,7 +151,7 @@ def test_load_that_slows_a_worker_down_is_answered_before_the_slow_step() -> Non
             Observation(0, 60, step, seconds[:1], (0.0,), cpu_load=load, memory_load=0.5),
             Observation(1, 60, step, seconds[1:], (0.0,), cpu_load=0.1, memory_load=0.5),
         ]
-        decision = desk.decide((60, 60), seen, step)
+        decision = driver.decide((60, 60), seen, step)
         if step > 200 and busy and (step - 1) // 8 % 3 != 0:
             before.append(decision)
 
@@ -157,6 +160,6 @@ def test_load_that_slows_a_worker_down_is_answered_before_the_slow_step() -> Non
     assert given == pytest.approx([40] * len(given), abs=4), "its next step is the first slow one"
 
 
-def test_a_predictor_that_there_is_not_is_refused_with_those_there_are() -> None:
+def test_an_unknown_predictor_is_refused_with_the_available_ones() -> None:
     with raises_message(ConfigError, "'oracle'"):
         policy_from_spec("lb-bsp-cpu:predictor=oracle")

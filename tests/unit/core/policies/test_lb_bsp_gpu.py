@@ -17,8 +17,8 @@ from tests.unit.core.policies.plant import (
     LBB_FIXED_S,
     LBB_PER_SAMPLE_S,
     LBB_SPLIT,
-    Desk,
     Plant,
+    PolicyDriver,
     workers,
 )
 
@@ -33,33 +33,33 @@ def test_a_step_goes_from_the_slowest_to_the_fastest() -> None:
 
 
 def test_what_goes_back_goes_half_as_far_and_after_twice_as_long() -> None:
-    desk = Desk(LbBspGpu(window=1, most_window=3), Fleet(workers(2), 80))
+    driver = PolicyDriver(LbBspGpu(window=1, most_window=3), Fleet(workers(2), 80))
 
     moves = [
-        desk.ask((40, 40), (0.1, 0.2)),
-        desk.ask((60, 20), (0.2, 0.1)),
-        desk.ask((50, 30), (0.1, 0.2)),
-        desk.ask((50, 30), (0.1, 0.2)),
-        desk.ask((55, 25), (0.1, 0.2), steps=3),
-        desk.ask((60, 20), (0.2, 0.1), steps=3),
+        driver.ask((40, 40), (0.1, 0.2)),
+        driver.ask((60, 20), (0.2, 0.1)),
+        driver.ask((50, 30), (0.1, 0.2)),
+        driver.ask((50, 30), (0.1, 0.2)),
+        driver.ask((55, 25), (0.1, 0.2), steps=3),
+        driver.ask((60, 20), (0.2, 0.1), steps=3),
     ]
 
     shares = [move.shares if isinstance(move, Move) else None for move in moves]
     assert shares == [(60, 20), (50, 30), None, (55, 25), (60, 20), (58, 22)]
-    assert (desk.state.step, desk.state.window) == (2, 3)
+    assert (driver.state.step, driver.state.window) == (2, 3)
 
 
 def test_a_step_never_falls_under_one_sample() -> None:
-    desk = Desk(LbBspGpu(window=1, most_window=1), Fleet(workers(2), 10))
-    decision = desk.opening
+    driver = PolicyDriver(LbBspGpu(window=1, most_window=1), Fleet(workers(2), 10))
+    decision = driver.opening
     for turn in range(12):
         slow = turn % 2
-        following = desk.ask(decision.shares, (0.1 + slow, 0.2))
+        following = driver.ask(decision.shares, (0.1 + slow, 0.2))
         assert isinstance(following, Move)
         moved = abs(following.shares[0] - decision.shares[0])
         decision = following
 
-    assert moved == desk.state.step == 1
+    assert moved == driver.state.step == 1
 
 
 def test_the_balance_is_found_and_kept() -> None:
@@ -89,21 +89,21 @@ def test_nothing_moves_when_no_one_with_room_is_faster() -> None:
 
 def test_a_window_in_which_nothing_could_move_is_over_all_the_same() -> None:
     members = (Worker("a"), Worker("b"), Worker("c", min_share=30))
-    desk = Desk(LbBspGpu(window=2), Fleet(members, 90))
+    driver = PolicyDriver(LbBspGpu(window=2), Fleet(members, 90))
     for _ in range(100):
-        decision = desk.ask((30, 30, 30), (0.1, 0.1, 0.4))
+        decision = driver.ask((30, 30, 30), (0.1, 0.1, 0.4))
     assert isinstance(decision, Keep)
 
-    desk.ask((30, 30, 30), (0.1, 0.5, 0.4))
-    decision = desk.ask((30, 30, 30), (0.1, 0.5, 0.4))
+    driver.ask((30, 30, 30), (0.1, 0.5, 0.4))
+    decision = driver.ask((30, 30, 30), (0.1, 0.5, 0.4))
 
     assert isinstance(decision, Move), "worker b is the slowest of this window"
 
 
 def test_a_split_outside_the_bounds_is_brought_inside_first() -> None:
-    desk = Desk(LbBspGpu(window=1), Fleet(workers(3), 60))
+    driver = PolicyDriver(LbBspGpu(window=1), Fleet(workers(3), 60))
 
-    decision = desk.ask((20, 40, 0), (0.1, 0.2, 0.1))
+    decision = driver.ask((20, 40, 0), (0.1, 0.2, 0.1))
 
     assert isinstance(decision, Move)
     assert decision.shares == (20, 39, 1)
@@ -112,9 +112,9 @@ def test_a_split_outside_the_bounds_is_brought_inside_first() -> None:
 
 @pytest.mark.parametrize("version", [2018, 2020])
 def test_times_at_an_earlier_share_do_not_count(version: int) -> None:
-    desk = Desk(LbBspGpu(version=version), Fleet(workers(2), 60))
+    driver = PolicyDriver(LbBspGpu(version=version), Fleet(workers(2), 60))
 
-    decision = desk.ask((30, 30), (0.1, 0.9), told=(7, 30), steps=50)
+    decision = driver.ask((30, 30), (0.1, 0.9), reported=(7, 30), steps=50)
 
     assert isinstance(decision, Keep)
     assert "0 of 5 steps" in decision.reason

@@ -11,7 +11,7 @@ from evenstride.core.policies.dynamic_batching import OmniLearn, spread_equally
 from evenstride.core.policy import Keep, Move
 from evenstride.errors import ConfigError
 from tests.messages import check_message
-from tests.unit.core.policies.plant import Desk, Plant, workers
+from tests.unit.core.policies.plant import Plant, PolicyDriver, workers
 
 
 def test_it_decides_at_the_end_of_an_epoch_on_its_mean_times() -> None:
@@ -24,9 +24,9 @@ def test_it_decides_at_the_end_of_an_epoch_on_its_mean_times() -> None:
 
 @pytest.mark.parametrize("equal", [32, 320])
 def test_its_upper_bound_is_three_equal_shares(equal: int) -> None:
-    desk = Desk(OmniLearn(epoch_steps=1), Fleet(workers(4), 4 * equal))
+    driver = PolicyDriver(OmniLearn(epoch_steps=1), Fleet(workers(4), 4 * equal))
 
-    decision = desk.ask((equal,) * 4, (0.1, 1.0, 1.0, 1.0))
+    decision = driver.ask((equal,) * 4, (0.1, 1.0, 1.0, 1.0))
 
     # Candidates are 7.75 equal shares, which the bound cuts off at 3, and 0.775 for the others.
     assert isinstance(decision, Move)
@@ -35,9 +35,9 @@ def test_its_upper_bound_is_three_equal_shares(equal: int) -> None:
 
 
 def test_a_worker_inside_the_dead_band_keeps_its_share_apart_from_what_is_spread() -> None:
-    desk = Desk(OmniLearn(epoch_steps=1), Fleet(workers(3), 150))
+    driver = PolicyDriver(OmniLearn(epoch_steps=1), Fleet(workers(3), 150))
 
-    decision = desk.ask((50, 50, 50), (0.05, 0.055, 0.10))
+    decision = driver.ask((50, 50, 50), (0.05, 0.055, 0.10))
 
     # The mean is 0.0683: candidates are 68.3, 62.1 (19.5 % off: kept) and 34.2, 2.5 too many.
     assert isinstance(decision, Move)
@@ -52,12 +52,12 @@ def test_all_inside_the_dead_band_keep_theirs() -> None:
 
 
 def test_the_band_is_a_part_of_the_new_share() -> None:
-    desk = Desk(OmniLearn(epoch_steps=1, dead_band=0.2), Fleet(workers(2), 100))
+    driver = PolicyDriver(OmniLearn(epoch_steps=1, dead_band=0.2), Fleet(workers(2), 100))
 
     # Candidates 70 and 38.9: 28.6 % of 70 is a change, 28.6 % of 38.9 is one as well.
-    assert isinstance(desk.ask((50, 50), (0.05, 0.09)), Move)
+    assert isinstance(driver.ask((50, 50), (0.05, 0.09)), Move)
     # Candidates 62.45 and 41.7: 19.9 % of 62.45 is none, 19.9 % of 41.7 is none.
-    assert isinstance(desk.ask((50, 50), (1.0, 1.498)), Keep)
+    assert isinstance(driver.ask((50, 50), (1.0, 1.498)), Keep)
 
 
 def test_what_the_clamps_cut_off_is_spread_equally() -> None:
@@ -79,9 +79,9 @@ def test_spreading_keeps_the_sum(
 
 
 def test_spreading_leaves_no_worker_with_less_than_nothing() -> None:
-    desk = Desk(OmniLearn(epoch_steps=1, b_min=0), Fleet(workers(3), 102))
+    driver = PolicyDriver(OmniLearn(epoch_steps=1, b_min=0), Fleet(workers(3), 102))
 
-    decision = desk.ask((2, 50, 50), (0.2, 0.01, 0.01))
+    decision = driver.ask((2, 50, 50), (0.2, 0.01, 0.01))
 
     assert isinstance(decision, Move)
     assert decision.shares[0] == 1
@@ -120,9 +120,9 @@ def test_steps_at_the_earlier_shares_do_not_count(lag: int) -> None:
 
 
 def test_a_worker_without_a_share_gets_its_least() -> None:
-    desk = Desk(OmniLearn(epoch_steps=1), Fleet(workers(3), 120))
+    driver = PolicyDriver(OmniLearn(epoch_steps=1), Fleet(workers(3), 120))
 
-    decision = desk.ask((40, 80, 0), (0.08, 0.04, 0.01))
+    decision = driver.ask((40, 80, 0), (0.08, 0.04, 0.01))
 
     assert isinstance(decision, Move)
     assert decision.shares[2] == 1

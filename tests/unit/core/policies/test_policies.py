@@ -92,7 +92,7 @@ def test_static_without_known_resources_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("spec", "facts", "told"),
+    ("spec", "facts", "reported"),
     [
         (
             "static",
@@ -104,15 +104,15 @@ def test_static_without_known_resources_is_refused() -> None:
         ("static:cores", {"flops_per_s": 1e9}, ("static:flops",)),
     ],
 )
-def test_static_without_a_resource_names_who_lacks_it_and_what_would_do(
-    spec: str, facts: dict[str, float], told: tuple[str, ...]
+def test_static_without_a_resource_names_the_worker_and_the_alternatives(
+    spec: str, facts: dict[str, float], reported: tuple[str, ...]
 ) -> None:
     workers = (Worker("a", cores=4, flops_per_s=1e9), Worker("b", **facts))  # type: ignore[arg-type]
 
     with pytest.raises(ConfigError) as refusal:
         policy_from_spec(spec).init(Fleet(workers, 10))
 
-    check_message(str(refusal.value), *told)
+    check_message(str(refusal.value), *reported)
 
 
 def test_given_shares_are_taken_as_they_are() -> None:
@@ -138,7 +138,7 @@ def test_a_static_specification_that_is_not_understood_is_refused(spec: str) -> 
         policy_from_spec(spec)
 
 
-def test_an_unknown_policy_lists_those_there_are() -> None:
+def test_an_unknown_policy_lists_the_available_ones() -> None:
     with pytest.raises(UnknownPolicy) as error:
         policy_from_spec("magic")
 
@@ -224,7 +224,7 @@ def test_a_slow_down_of_proportional_times_is_not_taken_back_for_a_wrong_shape(
     assert slowest_s[-1] < 1.03 * best_s
 
 
-def test_a_worker_that_was_taken_for_slow_by_mistake_gets_work_again() -> None:
+def test_a_worker_wrongly_regarded_as_slow_gets_samples_again() -> None:
     """Its first step was a spike, and with one sample its speed would never show."""
     plant = Plant("adaptive", 64 * 64, [0.02] * 64, [0.001] * 64)
     plant.per_sample_s[7] = 0.0036

@@ -51,7 +51,7 @@ def test_a_setting_out_of_range_is_refused(spec: str, text: str) -> None:
         lambda: OmniLearn(dead_band=nan),
     ],
 )
-def test_what_is_not_a_number_is_in_no_range(make: Callable[[], object]) -> None:
+def test_nan_is_in_no_range(make: Callable[[], object]) -> None:
     with raises_message(ConfigError):
         make()
 

@@ -84,7 +84,7 @@ def kept_s(lifetime: Lifetime, save_s: float, from_s: float, interval: FloatArra
 
 
 def by_rule(lifetime: Lifetime, save_s: float, from_s: float) -> FloatArray:
-    """Return the intervals of a machine that saves as we say, until nobody can be left."""
+    """Return the intervals of a machine that saves as we say, until no machine can be left."""
     found, age = [], from_s
     while float(lifetime.survival(age)) > 1e-9 and age < 30 * DAY_S:
         found.append(max(due_in_s(lifetime, np.array([age]), save_s, 4 * HOUR_S), save_s))
@@ -174,15 +174,15 @@ def test_the_rate_is_the_mean_of_what_is_seen_and_a_loss_per_day(
 
 
 def test_the_reason_says_what_counted() -> None:
-    told = next_save_in_s(20.0, np.zeros(8)).reason
+    reported = next_save_in_s(20.0, np.zeros(8)).reason
 
-    check_message(told, "644 s", "20 s", "0.06")
+    check_message(reported, "644 s", "20 s", "0.06")
 
 
 def test_losses_expected_are_those_of_this_run() -> None:
-    told = next_save_in_s(1.0, np.zeros(8), Observed(9, 1.0))
+    reported = next_save_in_s(1.0, np.zeros(8), Observed(9, 1.0))
 
-    assert f", {5 * 8 * told.in_s / DAY_S:.2g} losses expected until then" in told.reason
+    assert f", {5 * 8 * reported.in_s / DAY_S:.2g} losses expected until then" in reported.reason
 
 
 def test_a_model_worth_more_losses_is_outweighed_later() -> None:
@@ -193,37 +193,37 @@ def test_a_model_worth_more_losses_is_outweighed_later() -> None:
 
 
 def test_saving_takes_a_tenth_at_most_and_says_so() -> None:
-    told = next_save_in_s(20.0, np.zeros(8), Observed(100, 1.0))
+    reported = next_save_in_s(20.0, np.zeros(8), Observed(100, 1.0))
 
-    assert told.in_s == 200.0
-    check_message(told.reason, "10%")
+    assert reported.in_s == 200.0
+    check_message(reported.reason, "10%")
 
 
-def test_an_end_that_comes_too_soon_to_save_is_told() -> None:
-    told = next_save_in_s(60.0, np.array([DAY_S - 100.0]), saving=Saving(TUB)).reason
+def test_a_limit_too_soon_for_a_save_is_reported() -> None:
+    reported = next_save_in_s(60.0, np.array([DAY_S - 100.0]), saving=Saving(TUB)).reason
 
-    check_message(told)
+    check_message(reported)
 
 
 def test_no_interval_is_longer_than_the_longest_and_it_says_so() -> None:
-    told = next_save_in_s(20.0, np.zeros(8), Observed(0, 1000.0))
+    reported = next_save_in_s(20.0, np.zeros(8), Observed(0, 1000.0))
 
-    assert told.in_s == 3600.0
-    check_message(told.reason, "3600 s")
+    assert reported.in_s == 3600.0
+    check_message(reported.reason, "3600 s")
 
 
 def test_a_save_that_takes_long_is_made_seldom_whatever_the_longest() -> None:
-    told = next_save_in_s(1000.0, np.zeros(8))
+    reported = next_save_in_s(1000.0, np.zeros(8))
 
-    assert told.in_s == 10_000.0
-    check_message(told.reason, "1e+04 s", "1000 s", "10%")
+    assert reported.in_s == 10_000.0
+    check_message(reported.reason, "1e+04 s", "1000 s", "10%")
 
 
-def test_where_the_longest_is_the_shortest_too_only_one_of_them_is_told() -> None:
-    told = next_save_in_s(360.0, np.zeros(8))
+def test_equal_shortest_and_longest_intervals_are_reported_once() -> None:
+    reported = next_save_in_s(360.0, np.zeros(8))
 
-    assert told.in_s == 3600.0
-    check_message(told.reason, "360 s", "10%")
+    assert reported.in_s == 3600.0
+    check_message(reported.reason, "360 s", "10%")
 
 
 def test_ages_matter_where_hazards_change() -> None:
@@ -242,7 +242,7 @@ def test_ten_thousand_machines_are_bounded_by_what_saving_may_take() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "reported"),
     [
         ({"most_part": 0.0}, ("0.0",)),
         ({"most_part": 1.5}, ("1.5",)),
@@ -250,13 +250,13 @@ def test_ten_thousand_machines_are_bounded_by_what_saving_may_take() -> None:
         ({"longest_s": inf}, ("longest_s",)),
     ],
 )
-def test_impossible_rules_are_refused(change: dict[str, float], told: tuple[str, ...]) -> None:
-    with raises_message(ConfigError, *told):
+def test_impossible_rules_are_refused(change: dict[str, float], reported: tuple[str, ...]) -> None:
+    with raises_message(ConfigError, *reported):
         Saving(**change)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "reported"),
     [
         ({"lifetime": 5}, ()),
         ({"lifetime": None}, ()),
@@ -270,10 +270,10 @@ def test_impossible_rules_are_refused(change: dict[str, float], told: tuple[str,
     ],
     ids=str,
 )
-def test_what_is_no_rule_is_refused_when_it_is_made(
-    change: dict[str, Any], told: tuple[str, ...]
+def test_an_invalid_rule_is_refused_when_it_is_created(
+    change: dict[str, Any], reported: tuple[str, ...]
 ) -> None:
-    with raises_message(ConfigError, *told):
+    with raises_message(ConfigError, *reported):
         Saving(**change)
 
 

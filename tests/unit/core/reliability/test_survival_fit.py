@@ -97,7 +97,7 @@ def test_the_bathtub_is_as_published_up_to_its_origin() -> None:
     assert float(TUB.survival(0.0)) == 1.0
 
 
-def test_who_reaches_the_limit_is_taken_away_at_it() -> None:
+def test_a_machine_that_reaches_the_limit_is_preempted_there() -> None:
     at_once = float(TUB.survival(np.nextafter(DAY_S, 0.0)))
 
     assert TUB.end_s == DAY_S
@@ -112,7 +112,7 @@ def test_without_a_limit_all_are_gone_where_the_curve_reaches_one() -> None:
     assert float(UNLIMITED.survival(UNLIMITED.end_s)) == 0.0
 
 
-def test_beyond_the_end_nobody_is_left_and_nothing_overflows() -> None:
+def test_beyond_the_end_no_machine_is_left_and_nothing_overflows() -> None:
     far = np.array([DAY_S, 1e9, 1e15])
 
     assert TUB.survival(far).tolist() == [0.0] * 3
@@ -128,7 +128,7 @@ def test_two_equal_rates_are_one() -> None:
     )
 
 
-def test_who_is_still_there_is_of_the_lasting_kind() -> None:
+def test_a_surviving_machine_is_of_the_long_lived_kind() -> None:
     mean = 0.7 / MIXED.short_s + 0.3 / MIXED.long_s
 
     assert isclose(float(MIXED.hazard_per_s(0.0)), mean)
@@ -137,7 +137,7 @@ def test_who_is_still_there_is_of_the_lasting_kind() -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "told"),
+    ("make", "reported"),
     [
         (lambda: Exponential(0.0), ("0.0 s",)),
         (lambda: Exponential(inf), ()),
@@ -155,9 +155,9 @@ def test_who_is_still_there_is_of_the_lasting_kind() -> None:
         (lambda: Lives(np.ones(1), np.ones(1, bool), 3.0), ()),
     ],
 )
-def test_what_cannot_be_is_refused(make: object, told: tuple[str, ...]) -> None:
+def test_invalid_input_is_refused(make: object, reported: tuple[str, ...]) -> None:
     assert callable(make)
-    with raises_message(ConfigError, *told):
+    with raises_message(ConfigError, *reported):
         make()
 
 
@@ -213,7 +213,7 @@ def test_all_gone_at_once_still_has_a_rate() -> None:
     assert float(found.lifetime.survival(60.0)) < 1e-3
 
 
-def test_nobody_lost_has_none() -> None:
+def test_without_losses_a_fit_is_refused() -> None:
     with raises_message(ConfigError):
         fit_exponential(Lives(np.ones(5), np.zeros(5, bool)))
 
@@ -331,7 +331,7 @@ def test_the_distance_is_the_largest_step_between_the_curves() -> None:
     assert distance(Exponential(10.0), Lives(np.ones(1), np.zeros(1, bool))) == 0.0
 
 
-def test_what_cannot_have_happened_is_infinitely_unlikely() -> None:
+def test_impossible_lifetimes_are_infinitely_unlikely() -> None:
     assert log_likelihood(TUB, Lives(np.array([2 * DAY_S]), np.array([True]))) == -inf
 
 

@@ -287,7 +287,7 @@ def test_nothing_asked_for_is_nothing_found(length: int) -> None:
     assert Permutation(length, 0, 0).position_of(nothing).tolist() == []
 
 
-def test_what_is_returned_can_be_written_to_without_harm() -> None:
+def test_results_may_be_written_to() -> None:
     shuffle = Permutation(SORTED_LENGTH, 0, 0)
     before = shuffle.at(np.arange(SORTED_LENGTH))
 
@@ -305,7 +305,7 @@ def test_an_order_is_a_plain_value() -> None:
 
 
 @pytest.mark.parametrize("length", [1000, 2000, 10**9, MAX_LENGTH])
-def test_memory_beside_the_result_is_small(length: int) -> None:
+def test_memory_in_addition_to_the_result_is_small(length: int) -> None:
     shuffle, asked = Permutation(length, 0, 0), np.arange(65_536) % length
     for read in (shuffle.at, shuffle.position_of):
         read(asked)
@@ -344,7 +344,7 @@ def test_numbers_out_of_range_are_refused(length: int, past: bool) -> None:
 @pytest.mark.parametrize(
     "asked", [np.array([0.0, 1.0]), np.array([True, False]), np.array(3), np.zeros((2, 2), int)]
 )
-def test_what_is_no_row_of_integers_is_refused(asked: IntArray) -> None:
+def test_input_other_than_a_row_of_integers_is_refused(asked: IntArray) -> None:
     with raises_message(ConfigError):
         Permutation(10, 0, 0).at(asked)
     with raises_message(ConfigError):

@@ -1,4 +1,4 @@
-"""Synchronisation modes: what their texts mean, what is refused, and what each forgoes."""
+"""Synchronisation modes: what their texts mean, what is refused, and their drawbacks."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_every_mode_is_found_by_its_name() -> None:
     assert SYNC_NAMES == ("bsp", "bsp-ps", "asp", "ssp", "local-sgd", "delayed")
 
 
-def test_an_unknown_mode_is_told_with_the_nearest_and_all_there_are() -> None:
+def test_an_unknown_mode_is_refused_with_the_nearest_and_all_modes() -> None:
     check_message(refusal("delay"), "'delay'")
     assert "did you mean ssp?" in refusal("SSP(staleness=3)")
     for spec in ("", "servers=2", "(servers=2)", "fair(x=1"):
@@ -94,7 +94,7 @@ def test_an_unknown_mode_is_told_with_the_nearest_and_all_there_are() -> None:
         ("asp:(servers=2)", "(servers=2)"),
     ],
 )
-def test_what_is_not_understood_is_told_with_the_settings_there_are(spec: str, at: str) -> None:
+def test_an_invalid_setting_is_refused_with_the_available_ones(spec: str, at: str) -> None:
     if at == "servers=2)(rate=constant":  # reads as one value, which is no number
         assert "servers is '2)(rate=constant'" in refusal(spec)
         return
@@ -109,13 +109,13 @@ def test_a_setting_given_twice_is_refused() -> None:
     assert "sets servers twice" in refusal("asp(servers=1,servers=2)")
 
 
-def test_local_sgd_without_its_interval_is_told_the_way_out() -> None:
-    told = (
+def test_local_sgd_without_its_interval_is_refused_with_the_remedy() -> None:
+    reported = (
         "sync local-sgd: every is not set, but must be an integer, at least 1; write "
         "local-sgd(every=8), or bsp to synchronise the workers in every step"
     )
-    assert refusal("local-sgd") == told
-    assert refusal("local-sgd(after=3)") == told
+    assert refusal("local-sgd") == reported
+    assert refusal("local-sgd(after=3)") == reported
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_local_sgd_without_its_interval_is_told_the_way_out() -> None:
         ),
     ],
 )
-def test_a_value_out_of_range_is_told_with_its_range(
+def test_a_value_out_of_range_is_refused_with_its_range(
     spec: str, value: str, way_out: tuple[str, ...]
 ) -> None:
     mode, name = spec.split("(")[0], spec.rpartition("=")[0].replace("(", ",").rpartition(",")[2]
@@ -176,7 +176,7 @@ def test_a_mode_cannot_be_changed() -> None:
         ParameterServerMode().servers = 2  # type: ignore[misc]
 
 
-def test_who_keeps_step_and_who_has_servers() -> None:
+def test_modes_know_whether_they_keep_step_and_have_servers() -> None:
     assert {mode.name for mode in ALL if not mode.lockstep} == {"asp", "ssp"}
     assert {mode.name: mode.servers for mode in ALL} == {
         "bsp": 0,
@@ -188,7 +188,7 @@ def test_who_keeps_step_and_who_has_servers() -> None:
     }
 
 
-def test_what_is_forgone_is_told_in_whole_sentences() -> None:
+def test_the_drawbacks_of_a_mode_are_whole_sentences() -> None:
     assert {mode.name for mode in ALL if not mode.forgoes} == {"bsp"}
     for sentence in (
         sentence for mode in (*ALL, LocalSgd(8, after=5)) for sentence in mode.forgoes

@@ -1,4 +1,4 @@
-"""Parameters are dealt out to servers whole, and evenly by bytes."""
+"""Parameters are placed on servers whole, and evenly by bytes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.messages import raises_message
 
 
 @given(st.lists(st.integers(0, 10_000), min_size=1, max_size=40), st.data())
-def test_every_server_has_some_and_none_has_much_more(
+def test_every_server_has_parameters_and_no_server_has_many_more(
     sizes: list[int], data: st.DataObject
 ) -> None:
     servers = data.draw(st.integers(1, len(sizes)))
@@ -26,7 +26,7 @@ def test_every_server_has_some_and_none_has_much_more(
     assert max(held) <= sum(held) / servers + max(sizes)
 
 
-def test_the_largest_are_dealt_out_first_and_those_without_elements_too() -> None:
+def test_the_largest_are_placed_first_and_those_without_elements_too() -> None:
     assert place([1, 1, 8, 4], servers=2) == (1, 1, 0, 1)
     assert place([0, 0], servers=2) == (0, 1)
 

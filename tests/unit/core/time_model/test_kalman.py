@@ -1,4 +1,4 @@
-"""The learned curves: what a worker is, told apart from what happened to it."""
+"""The learned curves: what a worker is, apart from what happened to it."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ def test_a_small_lasting_change_is_found_by_its_sum() -> None:
     assert _at(after, 50) == pytest.approx([0.22], rel=0.02)
 
 
-def test_noise_alone_is_seldom_taken_for_a_change() -> None:
+def test_noise_alone_is_rarely_regarded_as_a_change() -> None:
     rng = np.random.default_rng(2)
     estimate, changed = Estimate.unknown(1), 0
     for _ in range(2000):
@@ -214,7 +214,7 @@ def test_a_slow_ramp_does_not_bend_the_curve() -> None:
     assert fixed / per_sample == pytest.approx(10, rel=0.5)
 
 
-def test_a_ramp_is_not_taken_for_noise() -> None:
+def test_a_ramp_is_not_regarded_as_noise() -> None:
     rng = np.random.default_rng(4)
     estimate = Estimate.unknown(1)
     for step in range(100):
@@ -249,7 +249,7 @@ def test_a_spike_while_the_shape_is_unknown_is_survived() -> None:
     assert _at(estimate, 6) == pytest.approx([truth[6]], rel=0.15)
 
 
-def test_a_new_fleet_takes_over_what_is_known_of_those_who_stayed() -> None:
+def test_a_new_fleet_keeps_the_estimates_of_the_workers_that_stayed() -> None:
     known = _learned(_seen(0, 10, 0.1), _seen(1, 10, 0.4), _seen(2, 10, 0.2), workers=3)
 
     taken = Estimate.unknown(3).taking(known, [(0, 2), (2, 1)])
@@ -272,9 +272,9 @@ def test_one_observation_that_is_an_alarm_in_itself_leads_to_its_own_time(
     def seen(time_s: float) -> Observation:
         return _seen(0, 50, *(time_s * np.exp(0.004 * rng.standard_normal(5))).tolist())
 
-    told = [seen(before_s) for _ in range(40)] + [seen(then_s) for _ in range(40)]
+    reported = [seen(before_s) for _ in range(40)] + [seen(then_s) for _ in range(40)]
 
-    assert _at(_learned(*told, seen(at_last_s)), 50) == pytest.approx([at_last_s], rel=0.03)
+    assert _at(_learned(*reported, seen(at_last_s)), 50) == pytest.approx([at_last_s], rel=0.03)
 
 
 def test_a_spike_after_a_first_drifting_time_leaves_what_was_believed_before_it() -> None:
@@ -287,7 +287,7 @@ def test_a_spike_after_a_first_drifting_time_leaves_what_was_believed_before_it(
     assert (spiked.anchors[0].rows == drifting.anchors[0].rows).all()
 
 
-def test_what_is_not_modelled_counts_in_the_time_between_exchanges() -> None:
+def test_unmodelled_steps_count_in_the_time_between_exchanges() -> None:
     calm = _learned(*[_seen(0, 50, 0.004, 0.004, 0.004, 0.004)] * 20)
     first = _seen(0, 50, *[0.004] * 40, modelled=False)
 
@@ -316,7 +316,7 @@ def test_short_steps_need_not_outlast_a_hiccup_if_each_is_reported_at_once() -> 
     assert _at(estimate, 50) == pytest.approx([0.012], rel=0.1)
 
 
-def test_who_became_slow_with_the_one_who_asked_is_judged_with_it() -> None:
+def test_workers_that_become_slow_together_are_judged_together() -> None:
     """An exchange is asked for after 0.2 s; another worker may be a step short of that."""
     calm = _learned(*[_seen(0, 50, *[0.02] * 10)] * 10)
 
@@ -360,7 +360,7 @@ def test_noise_that_looks_like_spikes_and_changes_is_learned_all_the_same() -> N
     assert 0.2 < np.sqrt(estimate.noise[0]) < 0.4
 
 
-def test_among_very_many_workers_it_takes_more_to_be_taken_for_faster() -> None:
+def test_among_very_many_workers_a_faster_one_needs_more_evidence() -> None:
     rng = np.random.default_rng(7)
     seen = [_noisy(rng, 64, 0.1, 0.05) for _ in range(60)]
     few, many = (_learned(*seen, workers=count) for count in (2, 100_000))
@@ -391,7 +391,7 @@ def test_spikes_that_were_believed_are_not_believed_for_ever() -> None:
     assert _at(estimate, 50) == pytest.approx([0.4], rel=0.05), "... but not after three spikes"
 
 
-def test_a_newcomer_is_begun_beside_the_fastest_of_those_who_are_known() -> None:
+def test_a_newcomer_starts_from_the_curve_of_the_fastest_known_worker() -> None:
     known = _learned(*[_seen(0, 50, 0.03)] * 30, workers=2)
 
     estimate = learn_times(known, Measurements.of((_seen(1, 50, 0.3),)))

@@ -13,15 +13,19 @@ def _waits(worker: int, first_step: int, *wait_s: float, share: int = 5) -> Obse
 
 def test_it_is_the_least_wait_within_a_step_and_the_median_of_the_steps() -> None:
     # Each is the slowest of one step, so the usual wait of both is far longer than what is left.
-    told = Measurements.of((_waits(0, 7, 0.1, 0.9, 0.8), _waits(1, 7, 0.9, 0.2, 0.3)))
+    reported = Measurements.of((_waits(0, 7, 0.1, 0.9, 0.8), _waits(1, 7, 0.9, 0.2, 0.3)))
 
-    assert communication_s(told, (5, 5)) == pytest.approx(0.2)
+    assert communication_s(reported, (5, 5)) == pytest.approx(0.2)
 
 
-def test_steps_that_not_all_have_told_of_do_not_count() -> None:
-    told = Measurements.of((_waits(0, 7, 0.5, 0.9), _waits(1, 8, 0.2, 0.8), _waits(1, 5, 0.7, 0.7)))
+def test_steps_without_reports_of_all_workers_do_not_count() -> None:
+    reported = Measurements.of(
+        (_waits(0, 7, 0.5, 0.9), _waits(1, 8, 0.2, 0.8), _waits(1, 5, 0.7, 0.7))
+    )
 
-    assert communication_s(told, (5, 5)) == pytest.approx(0.2), "step 8 alone was told of by both"
+    assert communication_s(reported, (5, 5)) == pytest.approx(0.2), (
+        "step 8 alone was reported by both"
+    )
 
 
 def test_a_single_step_is_read_at_once() -> None:
@@ -29,8 +33,8 @@ def test_a_single_step_is_read_at_once() -> None:
 
 
 def test_nothing_is_said_before_every_worker_with_a_share_has_reported() -> None:
-    told = Measurements.of((_waits(0, 3, 0.4),))
+    reported = Measurements.of((_waits(0, 3, 0.4),))
 
-    assert communication_s(told, (5, 5)) is None
-    assert communication_s(told, (5, 0)) == 0.4
+    assert communication_s(reported, (5, 5)) is None
+    assert communication_s(reported, (5, 0)) == 0.4
     assert communication_s(Measurements.of(()), (5, 5)) is None

@@ -19,10 +19,10 @@ def _estimate(time_s: FloatArray, steps: int, noise: float | FloatArray, seed: i
     estimate = Estimate.unknown(workers)
     for step in range(steps):
         busy_s = time_s * np.exp(noise * rng.standard_normal(workers))
-        told = np.full(workers, step), np.ones(workers, dtype=np.int64)
+        reported = np.full(workers, step), np.ones(workers, dtype=np.int64)
         share = np.full(workers, 64)
         estimate = learn_times(
-            estimate, Measurements(np.arange(workers), share, *told, busy_s, np.zeros(workers))
+            estimate, Measurements(np.arange(workers), share, *reported, busy_s, np.zeros(workers))
         )
     return estimate
 
@@ -91,8 +91,8 @@ def test_a_worker_whose_speed_has_just_changed_is_left_alone() -> None:
     for step in range(60):
         time_s = (fixed_s + shares * per_sample_s) * np.exp(0.03 * rng.standard_normal(3))
         time_s[0] *= 2.5 if step >= 57 else 1.0
-        told = np.full(3, step), np.ones(3, dtype=np.int64), time_s, np.zeros(3)
-        estimate = learn_times(estimate, Measurements(np.arange(3), shares, *told))
+        reported = np.full(3, step), np.ones(3, dtype=np.int64), time_s, np.zeros(3)
+        estimate = learn_times(estimate, Measurements(np.arange(3), shares, *reported))
 
     # The split that follows is already decided, long before anybody has worked under it.
     decided = np.array([50, 75, 75])
@@ -111,14 +111,14 @@ def test_more_kinds_than_are_looked_for_keep_their_own_times() -> None:
     assert np.allclose(together, truth, rtol=0.015)
 
 
-def test_two_kinds_among_very_many_workers_are_told_apart_whatever_their_order() -> None:
+def test_two_kinds_among_very_many_workers_are_distinguished_in_any_order() -> None:
     for truth in (np.tile([0.05, 0.06], 2500), np.repeat([0.05, 0.06], 2500)):
         together = _times(pooled(_estimate(truth, 5, 0.05), np.full(5000, 64)), 5000)
 
         assert np.count_nonzero(np.abs(together / truth - 1) > 0.01) < 25
 
 
-def test_who_outweighs_all_others_stays_as_it_is() -> None:
+def test_a_worker_that_outweighs_all_others_stays_unchanged() -> None:
     """Of what the others tell, rounding alone is left: of some times, more than an exp can hold."""
     known, shares = Estimate.unknown(3), np.full(3, 64)
     for sure_s in np.linspace(0.01, 0.2, 200):

@@ -23,7 +23,7 @@ def test_without_the_equal_split_the_bound_follows_from_the_curves_alone() -> No
     assert found.bound.value == pytest.approx(1.5)
 
 
-def test_without_busy_times_there_is_a_speed_up_but_no_bound() -> None:
+def test_without_busy_times_a_speed_up_has_no_bound() -> None:
     found = compare_blocks({"uniform": [[0.06]], "adaptive": [[0.05]]}, "adaptive")
 
     assert found.fields()["speedup"] == pytest.approx(1.2)

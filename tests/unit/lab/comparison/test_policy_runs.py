@@ -214,7 +214,7 @@ def test_with_speeds_that_change_no_split_is_called_the_best(plan: LabPlan) -> N
     assert all(launch.changes == () for launch in runs.launches if launch.alone)
 
 
-def test_without_the_equal_split_there_is_no_speed_up(plan: LabPlan) -> None:
+def test_without_the_equal_split_no_speed_up_is_reported(plan: LabPlan) -> None:
     outcome = outcome_of(replace(plan, policies=("adaptive",)), FakeRuns())
 
     assert outcome.speedup is None

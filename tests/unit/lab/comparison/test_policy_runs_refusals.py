@@ -41,7 +41,7 @@ def test_a_script_without_a_stride_is_refused(plan: LabPlan) -> None:
         outcome_of(plan, FakeRuns(traced=False))
 
 
-def test_a_script_that_is_not_there_is_refused_before_anything_is_done(plan: LabPlan) -> None:
+def test_a_missing_script_is_refused_before_anything_is_done(plan: LabPlan) -> None:
     runs = FakeRuns()
 
     with raises_message(ConfigError, "gone.py"):

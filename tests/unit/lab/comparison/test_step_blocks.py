@@ -44,7 +44,7 @@ def test_a_last_block_counts_when_it_is_at_least_half(
     assert len(run_figures(tmp_path).blocks_s) == blocks
 
 
-def test_a_run_shorter_than_a_block_is_judged_on_what_there_is(tmp_path: Path) -> None:
+def test_a_run_shorter_than_a_block_is_judged_on_all_its_steps(tmp_path: Path) -> None:
     write_run(tmp_path / "trace.jsonl", "uniform", [0.1] * 5, [(4, 4)])
 
     figures = run_figures(tmp_path)

@@ -167,7 +167,7 @@ def test_an_epoch_that_no_rank_delivered_is_lost_whole() -> None:
     st.integers(0, SAMPLES),
     st.data(),
 )
-def test_the_audit_counts_exactly_what_was_taken_out_and_put_in(
+def test_the_audit_counts_removed_and_added_samples_exactly(
     epochs: list[list[int]], cut: int, data: st.DataObject
 ) -> None:
     lost = data.draw(st.sets(st.integers(0, SAMPLES - 1), max_size=SAMPLES - 1))

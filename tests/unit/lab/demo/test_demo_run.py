@@ -85,7 +85,7 @@ def test_the_demo_writes_a_page_that_compares_both_runs(tmp_path: Path) -> None:
     assert "balanced" in page
 
 
-def test_without_traces_there_is_no_page(tmp_path: Path) -> None:
+def test_without_traces_no_page_is_written(tmp_path: Path) -> None:
     outcome, *_ = _run(DemoSchedule(tmp_path / "out", None), SpyLimits())
 
     assert outcome.report is None

@@ -154,7 +154,7 @@ def test_exactness_leaves_the_users_precision_as_it_was() -> None:
 
 
 @pytest.mark.usefixtures("one_thread")
-def test_alone_there_is_nothing_to_time_or_balance() -> None:
+def test_a_single_rank_has_nothing_to_time_or_balance() -> None:
     lines: list[str] = []
 
     rank, findings = run_bench(1, SHORT, lines.append)
@@ -239,7 +239,7 @@ def test_nccl_is_for_ranks_that_each_have_a_card(
     assert places.nccl_serves(identities) is answer
 
 
-def test_what_was_read_is_compared_with_the_truth_of_the_same_steps() -> None:
+def test_measured_times_are_compared_with_the_truth_of_the_same_steps() -> None:
     times_s = [(9.0, 9.0), (1.0, 3.0), (2.0, 3.0), (4.0, 5.0)]
 
     figures = compared(times_s, {0: 90.0, 1: 1.1, 3: 4.4, 7: 50.0}, 1)

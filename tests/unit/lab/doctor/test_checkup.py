@@ -77,7 +77,7 @@ def test_a_group_is_shown_rank_by_rank_with_the_names_of_slow_ranks() -> None:
     assert not any("warning" in line for line in lines)
 
 
-def test_what_is_wrong_with_a_group_stands_out() -> None:
+def test_problems_of_a_group_stand_out() -> None:
     wrong = {**GROUP, "exact": False, "gradient_error": 0.76, "same_torch": False, "slow": []}
 
     text = tell({"group": wrong})

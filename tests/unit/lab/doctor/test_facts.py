@@ -62,7 +62,7 @@ def test_every_gpu_of_a_machine_is_listed_with_its_abilities() -> None:
     assert any(line.startswith("unusable             is Tesla P100") for line in lines)
 
 
-def test_nothing_is_said_about_cards_where_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_gpus_no_gpu_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.version, "cuda", None)
     monkeypatch.setattr(torch.version, "hip", None)

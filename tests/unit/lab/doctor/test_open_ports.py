@@ -58,7 +58,7 @@ def listening(
         ({}, ("launch", "--store-only"), "store"),
     ],
 )
-def test_ports_of_a_job_are_listed_with_who_can_reach_them(
+def test_ports_of_a_job_are_listed_with_the_hosts_that_can_reach_them(
     environment: dict[str, str], arguments: tuple[str, ...], role: str
 ) -> None:
     with listening("127.0.0.1,127.0.0.2", environment, *arguments) as (process, numbers):

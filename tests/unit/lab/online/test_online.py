@@ -35,7 +35,7 @@ def test_a_phase_is_measured_once_enough_is_known_of_every_worker(tmp_path: Path
     assert found.noise is None
 
 
-def test_without_a_measurement_of_one_worker_there_is_no_probe(tmp_path: Path) -> None:
+def test_without_a_measurement_of_one_worker_no_probe_exists(tmp_path: Path) -> None:
     assert probe_of(life(tmp_path, workers=("a/0", "a/1"), busy_s={0: 0.1}), 1) is None
     assert facts_of(tmp_path / "nowhere.jsonl") is None
     assert probe_of(tmp_path / "nowhere.jsonl", 1) is None
@@ -68,7 +68,7 @@ def test_steps_that_the_processes_before_disturbed_do_not_count(tmp_path: Path) 
     assert found.step_s == pytest.approx(0.105)
 
 
-def test_a_step_is_the_mean_of_all_with_what_was_beside_them(tmp_path: Path) -> None:
+def test_a_step_is_the_mean_of_all_with_the_time_between_them(tmp_path: Path) -> None:
     """Half of the time is in one step of ten, and a tenth of it between steps."""
     steps = ((0.1,) * 9 + (0.9,)) * 8
     seen = Observation(0, 512, 0, steps, (0.01,) * 80, outside_s=0.8, control_wait_s=0.8)
@@ -108,7 +108,7 @@ def test_a_search_goes_on_with_all_it_knew(tmp_path: Path) -> None:
     assert SearchJournal(tmp_path / NAME, ASKED).switch_s(9.0) == 9.0
 
 
-def test_what_was_measured_again_is_kept_beside_what_was_before(tmp_path: Path) -> None:
+def test_repeated_measurements_are_kept_with_the_earlier_ones(tmp_path: Path) -> None:
     journal = whole(tmp_path)
     (first,) = journal.probes
     again = Probe(Configuration(1, 32), 50, 0.6, ((Point(samples=32, step_s=0.5),),), drift=0.1)

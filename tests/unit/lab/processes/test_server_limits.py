@@ -16,7 +16,7 @@ from tests.unit.lab.fake_runs import SpyLimits
 
 @pytest.fixture
 def child() -> Iterator[int]:
-    """A child of this process that looks like a server, beside one that does not."""
+    """A child of this process that looks like a server, next to one that does not."""
     code = "import sys; print(flush=True); sys.stdin.read()"
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     made = [
@@ -85,7 +85,7 @@ def test_looks_are_some_time_apart(
     assert limits.left == [child] * 2
 
 
-def test_once_training_has_begun_there_is_one_look_more(
+def test_after_training_has_begun_one_more_check_follows(
     child: int, clock: list[float], pinned: list[tuple[int, int | None]]
 ) -> None:
     limits = Refusing()

@@ -138,7 +138,7 @@ def test_a_store_at_a_number_of_the_newer_kind_is_written_in_brackets() -> None:
     assert "--rdzv-endpoint=[fd00::1]:29400" in run.arguments
 
 
-def test_a_torch_that_is_not_there_or_cannot_be_read_is_no_error(
+def test_a_missing_or_unreadable_torch_is_not_an_error(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def missing(name: str) -> Any:

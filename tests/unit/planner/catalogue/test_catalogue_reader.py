@@ -43,7 +43,7 @@ def read(*lines: str) -> Catalogue:
     return parse_catalogue("\n".join(lines), "prices.csv")
 
 
-def told(*lines: str) -> list[str]:
+def reported(*lines: str) -> list[str]:
     return [str(refusal) for refusal in read(*lines).refusals]
 
 
@@ -99,7 +99,7 @@ def test_a_price_may_have_the_unit_that_is_meant(cell: str) -> None:
     assert offer.usd_per_h == 0.5
 
 
-def test_columns_of_no_meaning_here_are_told_and_not_used() -> None:
+def test_unknown_columns_are_reported_and_not_used() -> None:
     found = read("type,GpuInfo,price,Comment", "mine,x,0.5,y")
 
     assert len(found.offers) == 1
@@ -148,7 +148,7 @@ def test_a_bad_price_is_refused_with_its_line_and_the_rest_is_used(cell: str) ->
     lines = ("InstanceType,Price", "good,1", f"bad,{cell}", "fine,2")
 
     assert [offer.instance_type for offer in read(*lines).offers] == ["good", "fine"]
-    (refusal,) = told(*lines)
+    (refusal,) = reported(*lines)
     assert refusal.startswith("line 3 (bad): ")
     assert BAD_CELLS[cell] in refusal
 
@@ -173,7 +173,7 @@ def test_a_bad_row_is_refused_with_its_line_and_the_rest_is_used(row: str) -> No
     lines = ("type,price,memory,interruption,date", "good,1,,,", row, "fine,2,,,")
 
     assert [offer.instance_type for offer in read(*lines).offers] == ["good", "fine"]
-    (refusal,) = told(*lines)
+    (refusal,) = reported(*lines)
     assert refusal.startswith("line 3")
     assert BAD_ROWS[row] in refusal
 
@@ -189,7 +189,7 @@ def test_of_duplicates_the_first_is_used_and_named() -> None:
     )
 
     assert [offer.usd_per_h for offer in read(*lines).offers] == [0.096, 0.097, 0.098]
-    check_message(told(*lines), "line 3", "line 6", "aws/us-east-1", "line 2")
+    check_message(reported(*lines), "line 3", "line 6", "aws/us-east-1", "line 2")
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"], ids=repr)
@@ -215,7 +215,7 @@ BAD_HEADERS = [
 
 
 @pytest.mark.parametrize("header", BAD_HEADERS)
-def test_a_header_that_lacks_something_is_told_with_what_is_nearest(header: str) -> None:
+def test_an_incomplete_header_is_refused_with_the_nearest_column(header: str) -> None:
     with raises_message(ConfigError):
         read(header, "mine,1")
 
@@ -234,7 +234,7 @@ def test_a_header_that_lacks_something_is_told_with_what_is_nearest(header: str)
     ],
     ids=str,
 )
-def test_nothing_usable_is_told_with_what_a_row_looks_like(
+def test_a_catalogue_without_usable_rows_is_refused_with_an_example(
     lines: list[str], why: tuple[str, ...]
 ) -> None:
     with raises_message(ConfigError, *why):
@@ -261,7 +261,7 @@ def test_files_are_read_plain_and_packed(tmp_path: Path) -> None:
     ],
     ids=["cut", "garbled", "latin", "missing"],
 )
-def test_a_file_that_cannot_be_read_is_told(
+def test_an_unreadable_file_is_refused(
     tmp_path: Path, raw: bytes | None, why: tuple[str, ...]
 ) -> None:
     path = tmp_path / "prices.csv"
@@ -283,15 +283,15 @@ def test_the_shipped_catalogue_is_small_dated_and_whole() -> None:
     assert all(offer.priced_on and offer.spot_on and offer.vcpus for offer in found.offers)
 
 
-def test_what_is_shipped_says_where_it_is_from_and_under_which_licence() -> None:
+def test_the_shipped_catalogue_names_its_source_and_licence() -> None:
     folder = Path(__file__).parents[4] / "src" / "evenstride" / "planner" / "data"
-    told_of = (folder / "README.md").read_text()
+    readme = (folder / "README.md").read_text()
 
-    assert "Copyright (c) 2018 Robert Hafner" in told_of
-    assert "Apache-2.0" in told_of
+    assert "Copyright (c) 2018 Robert Hafner" in readme
+    assert "Apache-2.0" in readme
     for offer in shipped_catalogue().offers:
         assert offer.priced_on is not None
-        assert offer.priced_on.isoformat() in told_of
+        assert offer.priced_on.isoformat() in readme
 
 
 def test_a_row_of_more_accelerators_than_any_machine_has_is_refused() -> None:

@@ -1,4 +1,4 @@
-"""Property: of any mixture of rows all good ones are used, and each bad one is told by its line."""
+"""Property: of any mixture of rows all good ones are used, and bad ones reported by line."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ rows = st.lists(
 
 
 @given(rows=rows, end=st.sampled_from(["\n", "\r\n"]))
-def test_good_rows_are_used_and_bad_ones_told(rows: list[tuple[str, str]], end: str) -> None:
+def test_good_rows_are_used_and_bad_ones_reported(rows: list[tuple[str, str]], end: str) -> None:
     used, refused, seen = [], [], set()
     for line, (sort, row) in enumerate(rows, start=2):
         cells = row.split(",")
@@ -109,7 +109,7 @@ def test_the_catalogue_at_hand_is_read_without_a_refusal(
 
 
 @pytest.mark.data
-def test_what_is_shipped_is_part_of_the_catalogue_at_hand(data_root: Path) -> None:
+def test_the_shipped_catalogue_is_part_of_the_full_one(data_root: Path) -> None:
     path = data_root / "cloud-catalog" / "catalog-us.csv"
     if not path.is_file():
         pytest.skip("no catalogue")

@@ -95,7 +95,7 @@ def test_all_of_azures_answer_is_used() -> None:
     assert offers["Standard_D2s_v3"].spot_usd_per_h == 0.0179
 
 
-def test_a_part_of_an_accelerator_is_told_as_such() -> None:
+def test_a_fraction_of_an_accelerator_is_reported_as_such() -> None:
     assert named(found(AZURE))["Standard_NV6ads_A10_v5"].accelerators == pytest.approx(1 / 6)
 
 
@@ -125,7 +125,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("why", BAD)
-def test_what_cannot_be_used_is_told_by_its_number_and_the_rest_is_used(why: str) -> None:
+def test_unusable_offers_are_reported_by_number_and_the_rest_is_used(why: str) -> None:
     catalogue = found([GOOD, BAD[why], AZURE[6]])
 
     assert [offer.instance_type for offer in catalogue.offers] == [
@@ -138,7 +138,7 @@ def test_what_cannot_be_used_is_told_by_its_number_and_the_rest_is_used(why: str
     assert why in refusal.why
 
 
-def test_an_answer_without_anything_is_told_with_the_way_out() -> None:
+def test_an_empty_answer_is_refused_with_the_remedy() -> None:
     with raises_message(ConfigError):
         found([])
     with raises_message(ConfigError, "line 1", "0.0"):
@@ -168,7 +168,7 @@ def test_gpuhunt_is_asked_for_some_clouds_by_name(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize(
-    ("error", "told"),
+    ("error", "reported"),
     [
         (
             ValueError("Unknown provider: awz"),
@@ -179,19 +179,21 @@ def test_gpuhunt_is_asked_for_some_clouds_by_name(monkeypatch: pytest.MonkeyPatc
     ],
     ids=["unknown", "unreachable", "its own"],
 )
-def test_a_question_that_fails_is_told(
-    monkeypatch: pytest.MonkeyPatch, error: Exception, told: tuple[str, ...]
+def test_a_failed_query_is_reported(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, reported: tuple[str, ...]
 ) -> None:
     def query(provider: list[str]) -> list[Item]:
         raise error
 
     _installed(monkeypatch, query)
 
-    with raises_message(ConfigError, *told):
+    with raises_message(ConfigError, *reported):
         live_catalogue(TODAY, ["awz"])
 
 
-def test_without_gpuhunt_the_way_to_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_gpuhunt_the_message_says_how_to_install_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setitem(sys.modules, "gpuhunt", None)
 
     with raises_message(ConfigError, "'evenstride[plan]'"):

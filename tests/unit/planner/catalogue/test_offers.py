@@ -122,7 +122,7 @@ def test_a_price_without_a_date_is_a_year_old() -> None:
     assert undated.high == pytest.approx(year.high, rel=1e-3)
 
 
-def test_no_spot_price_is_told() -> None:
+def test_a_missing_spot_price_is_reported() -> None:
     for ask in (
         lambda: price_interval(PLAIN, PRICED, spot=True).value,
         lambda: price_label(PLAIN, spot=True),
@@ -160,7 +160,7 @@ def test_offers_are_selected_by_name(asked: dict[str, list[str]], found: tuple[O
 
 
 @pytest.mark.parametrize(
-    ("asked", "told"),
+    ("asked", "reported"),
     [
         (
             {"regions": ["us-esat-1"]},
@@ -172,10 +172,10 @@ def test_offers_are_selected_by_name(asked: dict[str, list[str]], found: tuple[O
     ],
     ids=str,
 )
-def test_a_name_that_is_not_there_is_told_with_the_nearest(
-    asked: dict[str, list[str]], told: tuple[str, ...]
+def test_an_unknown_name_is_refused_with_the_nearest(
+    asked: dict[str, list[str]], reported: tuple[str, ...]
 ) -> None:
-    with raises_message(ConfigError, *told):
+    with raises_message(ConfigError, *reported):
         CATALOGUE.select(**asked)
 
 
@@ -190,6 +190,6 @@ def test_a_name_that_is_not_there_is_told_with_the_nearest(
     ],
     ids=str,
 )
-def test_what_is_no_offer_is_refused(wrong: dict[str, object]) -> None:
+def test_an_invalid_offer_is_refused(wrong: dict[str, object]) -> None:
     with raises_message(ConfigError):
         Offer(**{"instance_type": "x", "usd_per_h": 1.0, **wrong})  # type: ignore[arg-type]

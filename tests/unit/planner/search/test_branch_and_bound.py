@@ -141,7 +141,7 @@ def test_beaten_kinds_are_left_out_and_no_others() -> None:
     assert {k.type for k in kept} == {"good", "cheap", "double"}
 
 
-def test_who_is_less_sure_beats_nobody_at_the_end_of_the_intervals() -> None:
+def test_a_less_certain_cluster_beats_none_at_the_end_of_the_intervals() -> None:
     good = kind("good")
     unsure = replace(
         kind("unsure", usd_per_h=0.9), curve=replace(good.curve, error=0.5, per_sample_s=0.0009)
@@ -153,7 +153,7 @@ def test_who_is_less_sure_beats_nobody_at_the_end_of_the_intervals() -> None:
         assert len(undominated([good, other], ends=True)) == 2
 
 
-def test_spot_is_never_taken_for_the_same_on_demand() -> None:
+def test_spot_and_on_demand_machines_of_a_type_are_different_kinds() -> None:
     kept = undominated([kind("a"), kind("a", usd_per_h=0.3, losses_per_h=0.1)])
 
     assert len(kept) == 2

@@ -86,7 +86,7 @@ def test_a_part_of_an_accelerator_is_planned_with_only_where_it_was_measured() -
     assert [kind.type for kind in rentable([part], [device("sixth")], TODAY).kinds] == ["sixth"]
 
 
-def test_what_is_left_out_of_the_choice_still_tells_the_hardware() -> None:
+def test_types_left_out_of_the_choice_still_give_their_hardware() -> None:
     t4, v100 = (offer(f"{name}-box", accelerator=name, accelerators=1) for name in ("T4", "V100"))
 
     assert rentable([v100], [device("T4-box")], TODAY).kinds == ()

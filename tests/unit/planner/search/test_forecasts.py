@@ -1,4 +1,4 @@
-"""A run's own time is forecast from its trace: skewed steps, waits, and all beside them."""
+"""A run's own time is forecast from its trace: skewed steps, waits, and the time between steps."""
 
 from __future__ import annotations
 
@@ -65,22 +65,22 @@ def test_the_time_of_a_recorded_run_is_forecast(tmp_path: Path, workers: int, se
         evaluation_s=0.3,
     )
 
-    told = forecast(tmp_path, workers, STEPS / EACH)
+    reported = forecast(tmp_path, workers, STEPS / EACH)
 
-    assert told.time_s.value == pytest.approx(took_s, rel=0.05)
-    assert told.time_s.low < took_s < told.time_s.high
+    assert reported.time_s.value == pytest.approx(took_s, rel=0.05)
+    assert reported.time_s.low < took_s < reported.time_s.high
     usual_s = float(np.median(busy_s.max(axis=0) + communication_s)) * STEPS
     assert usual_s < 0.75 * took_s
 
 
-def test_what_a_run_took_beside_its_steps_is_part_of_each_epoch(tmp_path: Path) -> None:
+def test_time_between_the_steps_of_a_run_is_part_of_each_epoch(tmp_path: Path) -> None:
     busy_s = np.full((1, STEPS), 0.01)
     took_s = recorded(tmp_path, busy_s, [SHARE], steps_each=EACH, evaluation_s=0.5)
 
-    told = forecast(tmp_path, 1, STEPS / EACH)
+    reported = forecast(tmp_path, 1, STEPS / EACH)
 
     assert profile_of_run(tmp_path / "trace.jsonl", ["box"]).beside_s == pytest.approx(0.5)
-    assert told.time_s.value == pytest.approx(took_s, rel=1e-3)
+    assert reported.time_s.value == pytest.approx(took_s, rel=1e-3)
     assert took_s > 1.4 * STEPS * 0.01
 
 
@@ -91,7 +91,7 @@ def test_intervals_hold_what_comes_after_a_part_of_a_run(tmp_path: Path) -> None
         busy_s, folder = skewed(np.full(1, 0.01), seed, wanders=0.3), tmp_path / str(seed)
         folder.mkdir()
         recorded(folder, busy_s[:, : STEPS // 5], [SHARE], steps_each=EACH)
-        told = forecast(folder, 1, 0.8 * STEPS / EACH).time_s
-        held += told.low < busy_s[:, STEPS // 5 :].sum() < told.high
+        reported = forecast(folder, 1, 0.8 * STEPS / EACH).time_s
+        held += reported.low < busy_s[:, STEPS // 5 :].sum() < reported.high
 
     assert held >= 18

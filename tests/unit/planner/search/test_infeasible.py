@@ -1,4 +1,4 @@
-"""What is said if no cluster can train a workload: what binds, and by how much to relax it."""
+"""The message if no cluster can train a workload: what binds, and by how much to relax it."""
 
 from __future__ import annotations
 
@@ -15,27 +15,32 @@ from tests.unit.planner.kinds import kind, task
 SMALL, ROOMY = kind("small", most=4), kind("roomy", workers=2, most=10)
 
 
-def told(kinds: list[Kind], batches: tuple[int, ...], most: int, wishes: Wishes = Wishes()) -> str:  # noqa: B008
+def reported(
+    kinds: list[Kind],
+    batches: tuple[int, ...],
+    most: int,
+    wishes: Wishes = Wishes(),  # noqa: B008
+) -> str:
     with pytest.raises(NothingFits) as refused:
         make_plan(kinds, task(), wishes, batches, most_machines=most)
     return str(refused.value)
 
 
 def test_too_little_memory_says_how_many_machines_or_which_batch_would_do() -> None:
-    message = told([SMALL, ROOMY], (310, 512), 8)
+    message = reported([SMALL, ROOMY], (310, 512), 8)
 
     check_message(message, "310", "16", "160")
     assert "--max-nodes 16" in message
     assert make_plan([SMALL, ROOMY], task(), Wishes(), (310,), most_machines=16).found.outlooks
     assert make_plan([SMALL, ROOMY], task(), Wishes(), (160,), most_machines=8).found.outlooks
-    assert "needs 15 machines" in told([SMALL, ROOMY], (300,), 14)
+    assert "needs 15 machines" in reported([SMALL, ROOMY], (300,), 14)
 
 
 def test_no_more_machines_are_advised_than_may_be_asked_for() -> None:
     enough, too_many = 4 * MOST_MACHINES, 4 * MOST_MACHINES + 1
 
-    assert f"--max-nodes {MOST_MACHINES}" in told([SMALL], (enough,), 8)
-    message = told([SMALL], (too_many,), 8)
+    assert f"--max-nodes {MOST_MACHINES}" in reported([SMALL], (enough,), 8)
+    message = reported([SMALL], (too_many,), 8)
     assert f"needs {MOST_MACHINES + 1} machines" in message
     assert "--max-nodes" not in message
     check_message(message, "32")
@@ -56,14 +61,14 @@ def test_batches_larger_than_the_data_are_named_where_others_are_not() -> None:
 
 
 def test_a_batch_smaller_than_the_workers_of_a_machine_says_so() -> None:
-    message = told([kind("big", workers=8), kind("bigger", workers=16)], (4, 7), 8)
+    message = reported([kind("big", workers=8), kind("bigger", workers=16)], (4, 7), 8)
 
     check_message(message, "8 workers")
     assert make_plan([kind("big", workers=8)], task(), Wishes(), (8,)).found.outlooks
 
 
 def test_machines_that_are_always_taken_away_are_named() -> None:
-    assert "plan without --spot" in told([kind("a", losses_per_h=9000.0)], (256,), 4)
+    assert "plan without --spot" in reported([kind("a", losses_per_h=9000.0)], (256,), 4)
 
 
 def offers(*some: tuple[str, str]) -> Catalogue:

@@ -1,5 +1,6 @@
-"""The choice among the best, and what is said if there is none."""
+"""The choice among the best, and the message if no cluster fits."""
 
+import sys
 from dataclasses import replace
 
 import pytest
@@ -45,8 +46,12 @@ def test_limits_cut_and_set_the_aim() -> None:
     assert by_budget.reason == "the fastest within 18 USD"
 
 
-def test_without_limits_it_is_the_knee() -> None:
-    pytest.importorskip("kneed")
+def test_without_limits_the_knee_is_chosen_and_needs_no_extra(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for extra in ("kneed", "gpuhunt"):
+        monkeypatch.setitem(sys.modules, extra, None)
+
     chosen = choose(SOME, Wishes())
 
     assert chosen.outlook is SOME[1]
@@ -98,7 +103,7 @@ def test_a_deadline_that_is_named_is_enough(hours: float) -> None:
     assert hours * 3600 <= seconds(named, "--deadline") <= 1.02 * hours * 3600
 
 
-def test_nothing_at_all_is_told() -> None:
+def test_an_empty_list_is_refused() -> None:
     with raises_message(NothingFits):
         choose([], Wishes())
 

@@ -22,26 +22,26 @@ def test_time_is_epochs_steps_and_all_machines_pay() -> None:
     """Two workers of 128 samples each: 138 ms; 391 steps an epoch; 10 epochs; 3 USD/h."""
     choice = ClusterChoice((kind("a", usd_per_h=1.5),), (2,), 256)
 
-    told = outlook(choice, task(KnownEpochs(10.0, 256)))
+    reported = outlook(choice, task(KnownEpochs(10.0, 256)))
 
-    assert told is not None
+    assert reported is not None
     reduce_s = 2 * (1e-4 + 2e6 / 1.25e9)
-    assert told.step.communication_s == pytest.approx(reduce_s)
-    assert told.time_s.value == pytest.approx(10 * 391 * (0.138 + reduce_s))
-    assert told.cost_usd.value == pytest.approx(told.time_s.value / 3600 * 3.0)
-    assert told.step.shares == (128,)
+    assert reported.step.communication_s == pytest.approx(reduce_s)
+    assert reported.time_s.value == pytest.approx(10 * 391 * (0.138 + reduce_s))
+    assert reported.cost_usd.value == pytest.approx(reported.time_s.value / 3600 * 3.0)
+    assert reported.step.shares == (128,)
 
 
 def test_the_interval_is_that_of_the_curve_where_all_else_is_known() -> None:
-    told = outlook(ClusterChoice((kind("a"),), (1,), 256), task(KnownEpochs(10.0, 256)))
+    reported = outlook(ClusterChoice((kind("a"),), (1,), 256), task(KnownEpochs(10.0, 256)))
 
-    assert told is not None
-    assert told.time_s.high / told.time_s.value == pytest.approx(exp(1.96 * 0.02), rel=1e-3)
-    assert told.time_s.value / told.time_s.low == pytest.approx(exp(1.96 * 0.02), rel=1e-3)
+    assert reported is not None
+    assert reported.time_s.high / reported.time_s.value == pytest.approx(exp(1.96 * 0.02), rel=1e-3)
+    assert reported.time_s.value / reported.time_s.low == pytest.approx(exp(1.96 * 0.02), rel=1e-3)
 
 
 def test_shares_beyond_what_was_measured_widen_it() -> None:
-    """As the interval of the line itself does, beside the scatter of a point."""
+    """As the interval of the line itself does, next to the scatter of a point."""
     sizes = (16.0, 32.0, 64.0, 128.0)
     times_s = [
         (0.01 + 0.001 * b) * off for b, off in zip(sizes, (1.01, 0.98, 1.02, 0.99), strict=True)
@@ -51,12 +51,12 @@ def test_shares_beyond_what_was_measured_widen_it() -> None:
     one = replace(kind("a"), curve=curve)
 
     for batch in (64, 4096):
-        told = outlook(ClusterChoice((one,), (1,), batch), task(KnownEpochs(10.0, batch)))
+        reported = outlook(ClusterChoice((one,), (1,), batch), task(KnownEpochs(10.0, batch)))
         own, of_line = through.scatter, through.mean(batch)
         half = (of_line.high - of_line.value) / of_line.value / 1.96
 
-        assert told is not None
-        assert told.time_s.high / told.time_s.value == pytest.approx(
+        assert reported is not None
+        assert reported.time_s.high / reported.time_s.value == pytest.approx(
             exp(1.96 * hypot(own, half)), rel=1e-3
         )
     far, near = curve.errors_at(np.array([4096.0, 64.0])).tolist()
@@ -70,10 +70,10 @@ def test_unknown_links_widen_it_for_several_workers_only() -> None:
     measured = task(KnownEpochs(10.0, 256), gradient_bytes=4e8)
     assumed = replace(measured, links=None)
     widths = {
-        (n, name): told.time_s.high / told.time_s.value
+        (n, name): reported.time_s.high / reported.time_s.value
         for n in (1, 4)
         for name, one in (("measured", measured), ("assumed", assumed))
-        if (told := outlook(ClusterChoice((kind("a"),), (n,), 256), one))
+        if (reported := outlook(ClusterChoice((kind("a"),), (n,), 256), one))
     }
 
     assert widths[1, "assumed"] == pytest.approx(widths[1, "measured"])
@@ -111,7 +111,7 @@ def test_rates_of_two_kinds_add_up() -> None:
     assert mixed.stretch == pytest.approx(alone.stretch, rel=1e-6)
 
 
-def test_a_cluster_that_may_never_end_is_none() -> None:
+def test_a_cluster_that_may_never_end_has_no_forecast() -> None:
     hopeless = kind("a", losses_per_h=5000.0)
 
     assert outlook(ClusterChoice((hopeless,), (8,), 256), task(KnownEpochs(100.0, 256))) is None
@@ -152,7 +152,7 @@ def test_an_end_that_is_open_stays_open() -> None:
     assert both.high == inf
 
 
-def test_what_an_epoch_takes_beside_its_steps_is_in_the_time() -> None:
+def test_time_between_steps_is_part_of_the_time() -> None:
     choice, plain = ClusterChoice((kind("a"),), (1,), 256), task(KnownEpochs(10.0, 256))
 
     bare, whole = outlook(choice, plain), outlook(choice, replace(plain, beside_s=30.0))
@@ -174,8 +174,8 @@ def test_no_step_is_shorter_than_communication_and_a_smaller_one() -> None:
     known = replace(kind("a"), curve=replace(fitted(sure), error=2.0))
 
     for one, least_s in ((unsure, 0.0), (known, 0.044 * exp(-1.96 * 0.005) * 0.4)):
-        told = outlook(ClusterChoice((one,), (10,), 256), task(KnownEpochs(10.0, 256)))
-        assert told is not None
+        reported = outlook(ClusterChoice((one,), (10,), 256), task(KnownEpochs(10.0, 256)))
+        assert reported is not None
         steps = 10 * -(-100_000 // 256)
-        assert told.time_s.low >= steps * (told.step.communication_s + least_s) * 0.999
-        assert told.time_s.low < told.time_s.value < told.time_s.high
+        assert reported.time_s.low >= steps * (reported.step.communication_s + least_s) * 0.999
+        assert reported.time_s.low < reported.time_s.value < reported.time_s.high

@@ -16,7 +16,7 @@ from evenstride.planner.workload.workload_profile import (
 from tests.messages import check_message
 
 
-def told_by(*trainings: tuple[int, float], noise: Noise | None = None) -> Epochs:
+def epochs_of_trainings(*trainings: tuple[int, float], noise: Noise | None = None) -> Epochs:
     """Return what trainings tell, each a batch and its epochs."""
     profile = WorkloadProfile(
         evenstride="0.1.0",
@@ -38,8 +38,8 @@ def at(epochs: Epochs, batch: int) -> Interval:
 
 
 def test_trainings_that_lie_on_a_line_by_chance_are_not_known_exactly() -> None:
-    """A step of 5 % from one to the next at least, and the line's own error beside it."""
-    found = at(told_by((256, 10.0), (512, 11.0), (1024, 13.0)), 512)
+    """A step of 5 % from one to the next at least, and the line's own error next to it."""
+    found = at(epochs_of_trainings((256, 10.0), (512, 11.0), (1024, 13.0)), 512)
 
     assert found.value == pytest.approx(11.0)
     assert found.low < 11.0 * (1 - 1.96 * 0.05)
@@ -47,15 +47,17 @@ def test_trainings_that_lie_on_a_line_by_chance_are_not_known_exactly() -> None:
 
 
 def test_trainings_that_scatter_more_say_so_themselves() -> None:
-    told = told_by((256, 10.0), (256, 12.0), (512, 9.0), (512, 13.0), (1024, 12.0), (1024, 15.0))
+    reported = epochs_of_trainings(
+        (256, 10.0), (256, 12.0), (512, 9.0), (512, 13.0), (1024, 12.0), (1024, 15.0)
+    )
 
-    found = at(told, 512)
+    found = at(reported, 512)
 
     assert found.high / found.value > 1.4
 
 
 def test_trainings_at_one_batch_tell_their_scatter() -> None:
-    epochs = told_by((256, 12.0), (256, 15.0), (256, 18.0))
+    epochs = epochs_of_trainings((256, 12.0), (256, 15.0), (256, 18.0))
 
     found = at(epochs, 256)
 
@@ -67,13 +69,13 @@ def test_trainings_at_one_batch_tell_their_scatter() -> None:
 
 
 def test_trainings_that_agree_are_5_percent_apart_at_least() -> None:
-    found = at(told_by((256, 15.0), (256, 15.0)), 256)
+    found = at(epochs_of_trainings((256, 15.0), (256, 15.0)), 256)
 
     assert found.high == pytest.approx(15.0 * (1 + 1.96 * 0.05 * 1.5**0.5), rel=1e-3)
 
 
 def test_of_a_lone_training_25_percent_are_assumed() -> None:
-    found = at(told_by((256, 10.0)), 256)
+    found = at(epochs_of_trainings((256, 10.0)), 256)
 
     assert (found.low, found.value, found.high) == (8.0, 10.0, 12.5)
 
@@ -81,7 +83,7 @@ def test_of_a_lone_training_25_percent_are_assumed() -> None:
 def test_what_the_noise_says_of_other_batches_is_no_surer_than_the_training() -> None:
     noise = Noise(scale=256.0, low=128.0, high=512.0)
 
-    epochs = told_by((256, 10.0), noise=noise)
+    epochs = epochs_of_trainings((256, 10.0), noise=noise)
     own, other = at(epochs, 256), at(epochs, 768)
 
     assert (own.low, own.value, own.high) == pytest.approx((8.0, 10.0, 12.5))

@@ -70,23 +70,23 @@ def test_noise_is_in_samples_whatever_losses_are_means_over(tmp_path: Path) -> N
         }
         for n in range(20)
     ]
-    told = noise_of(read_course(lone(tmp_path, *steps)))
+    reported = noise_of(read_course(lone(tmp_path, *steps)))
     plain = noise_of(read_course(lone(tmp_path, *({**one, "batch": 32} for one in steps))))
 
-    assert told is not None
+    assert reported is not None
     assert plain is not None
-    assert told.scale == pytest.approx(plain.scale)
+    assert reported.scale == pytest.approx(plain.scale)
 
 
-def test_noise_that_comes_out_below_0_is_none_at_all(tmp_path: Path) -> None:
+def test_noise_computed_below_0_counts_as_0(tmp_path: Path) -> None:
     steps = [
         {"kind": "noise", "step": n, "parts": 2, "batch": 32, "local": 0.9, "mean": 1.0}
         for n in range(20)
     ]
-    told = noise_of(read_course(lone(tmp_path, *steps)))
+    reported = noise_of(read_course(lone(tmp_path, *steps)))
 
-    assert told is not None
-    assert told.scale == 0.0
+    assert reported is not None
+    assert reported.scale == 0.0
 
 
 def test_a_trace_that_does_not_say_what_was_trained_is_refused(tmp_path: Path) -> None:
@@ -140,10 +140,10 @@ def test_noise_is_that_of_the_whole_run(tmp_path: Path) -> None:
     passes = [went(100 * e, float(e)) for e in range(10)]
     path = life(tmp_path, [*passes, *(noisy(n, 100.0 + n) for n in range(1000))])
 
-    told, until = noise_of(read_course(path)), noise_of(read_course(path), until=2.0)
+    reported, until = noise_of(read_course(path)), noise_of(read_course(path), until=2.0)
 
-    assert told is not None
-    assert told.scale == pytest.approx(599.5)
+    assert reported is not None
+    assert reported.scale == pytest.approx(599.5)
     assert until is not None
     assert until.scale == pytest.approx(199.5)
     assert until.low < 199.5 < (until.high or 0.0)
@@ -152,10 +152,10 @@ def test_noise_is_that_of_the_whole_run(tmp_path: Path) -> None:
 def test_an_epochs_short_last_step_does_not_change_the_unit(tmp_path: Path) -> None:
     steps = [noisy(n, 300.0, batch=512 if n % 3 else 128) for n in range(30)]
 
-    told = noise_of(read_course(life(tmp_path, steps)))
+    reported = noise_of(read_course(life(tmp_path, steps)))
 
-    assert told is not None
-    assert told.scale == pytest.approx(300.0)
+    assert reported is not None
+    assert reported.scale == pytest.approx(300.0)
 
 
 def _steps_s(found: WorkloadProfile) -> dict[str, list[float]]:
@@ -249,7 +249,7 @@ def _changed(path: Path, kind: str, **changes: Any) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("kind", "changes", "told"),
+    ("kind", "changes", "reported"),
     [
         ("header", {"torch": ...}, ("'header'",)),
         ("header", {"global_batch": "many"}, ("global_batch",)),
@@ -261,12 +261,12 @@ def _changed(path: Path, kind: str, **changes: Any) -> Path:
         ("instructions", {"instructions": [3]}, ()),
     ],
 )
-def test_a_damaged_trace_is_refused_by_what_is_wrong(
-    tmp_path: Path, kind: str, changes: dict[str, Any], told: tuple[str, ...]
+def test_a_damaged_trace_is_refused_with_the_damage(
+    tmp_path: Path, kind: str, changes: dict[str, Any], reported: tuple[str, ...]
 ) -> None:
     path = _changed(life(tmp_path, busy_s={0: 0.1}), kind, **changes)
 
-    with raises_message(TraceError, *told):
+    with raises_message(TraceError, *reported):
         profile_of_run(path, ["box"])
 
 

@@ -10,9 +10,7 @@ from evenstride.planner.workload.step_time import links
 
 
 @given(latency_s=st.floats(1e-6, 0.1), gradient_bytes=st.floats(1e3, 1e10))
-def test_what_rounding_leaves_of_a_bandwidth_is_none(
-    latency_s: float, gradient_bytes: float
-) -> None:
+def test_a_bandwidth_due_to_rounding_is_ignored(latency_s: float, gradient_bytes: float) -> None:
     """Times of messages alone: what is left for the bytes is rounding, of either sign."""
     times = [(workers, 2 * (workers - 1) * latency_s) for workers in (2, 4, 8)]
     found = links(times, gradient_bytes)

@@ -34,7 +34,7 @@ def test_a_fixed_time_is_never_below_0() -> None:
     assert curve.error == pytest.approx(0.2)
 
 
-def test_of_one_size_nobody_knows_which_part_is_fixed() -> None:
+def test_with_one_size_the_fixed_part_is_unknown() -> None:
     curve = fitted(points((10, 0.02)))
 
     assert curve.at(10) == pytest.approx(0.02)
@@ -96,7 +96,7 @@ def test_of_unknown_and_shared_hardware_nothing_is_said() -> None:
     assert power(offer(accelerator="NeverHeardOf", accelerators=1.0)) is None
 
 
-def test_nearly_equal_sizes_do_not_tell_what_is_fixed() -> None:
+def test_nearly_equal_sizes_do_not_determine_the_fixed_part() -> None:
     """A balanced worker has them; as its times scatter, a line through them may be any."""
     curve = fitted(points((127, 0.1000), (128, 0.0999), (129, 0.0998)))
 

@@ -60,9 +60,9 @@ def test_a_simulated_run_takes_as_long_as_planned() -> None:
     links = Links(latency_s=1e-3, bytes_per_s=1e9)
     planned = replace(task(KnownEpochs(1.0, 500), samples=100_000), servers=2, links=links)
     both = (kind("quick", 0.001, fixed_s=0.02), kind("slow", 0.0025, fixed_s=0.01))
-    told = outlook(ClusterChoice(both, (2, 3), 500), planned)
-    assert told is not None
-    shares = _shares(500, told.step.shares, (2, 3))
+    reported = outlook(ClusterChoice(both, (2, 3), 500), planned)
+    assert reported is not None
+    shares = _shares(500, reported.step.shares, (2, 3))
     workers = [
         {"samples_per_s": 1 / k.curve.per_sample_s, "fixed_s": k.curve.fixed_s, "count": n}
         for k, n in zip(both, (2, 3), strict=True)
@@ -74,8 +74,8 @@ def test_a_simulated_run_takes_as_long_as_planned() -> None:
         sync_from_spec("bsp-ps(servers=2)"),
     )
 
-    assert told.step.communication_s > 0.1 * told.step.compute_s
-    assert told.time_s.value == pytest.approx(simulated.time_s, rel=0.01)
+    assert reported.step.communication_s > 0.1 * reported.step.compute_s
+    assert reported.time_s.value == pytest.approx(simulated.time_s, rel=0.01)
 
 
 def _shares(batch: int, largest: tuple[int, ...], counts: tuple[int, ...]) -> list[int]:
@@ -86,7 +86,7 @@ def _shares(batch: int, largest: tuple[int, ...], counts: tuple[int, ...]) -> li
     return shares
 
 
-def test_a_plan_with_servers_takes_their_time_and_alone_none() -> None:
+def test_a_plan_includes_the_time_of_servers_except_for_one_worker() -> None:
     served = replace(task(), servers=2, links=Links(latency_s=1e-3, bytes_per_s=1e9))
     one, four = (outlook(ClusterChoice((kind("a"),), (n,), 256), served) for n in (1, 4))
 

@@ -29,9 +29,9 @@ def test_the_scatter_of_other_steps_makes_the_last_of_four_as_late() -> None:
     four = np.stack([spiky(draw, MANY) for _ in range(4)])
     mean = float(four.mean())
 
-    told = scatter(four[0])
+    reported = scatter(four[0])
 
-    late = expected_max(np.full(4, mean), np.full(4, told * mean))
+    late = expected_max(np.full(4, mean), np.full(4, reported * mean))
     assert late == pytest.approx(float(four.max(axis=0).mean()), rel=0.02)
 
 
@@ -42,9 +42,9 @@ def test_what_all_steps_take_longer_for_a_while_is_no_scatter() -> None:
     assert scatter(slow * draw.normal(1.0, 0.05, MANY)) == pytest.approx(0.05, rel=0.1)
 
 
-@pytest.mark.parametrize(("steps", "told"), [([1.0], 0.0), ([1.0, 1.0, 1.0], 0.0)])
-def test_few_steps_alike_do_not_scatter(steps: list[float], told: float) -> None:
-    assert scatter(steps) == told
+@pytest.mark.parametrize(("steps", "reported"), [([1.0], 0.0), ([1.0, 1.0, 1.0], 0.0)])
+def test_few_steps_alike_do_not_scatter(steps: list[float], reported: float) -> None:
+    assert scatter(steps) == reported
 
 
 def covered(steps: FloatArray, measured: int) -> float:

@@ -58,7 +58,9 @@ def test_a_run_that_tells_of_neither_is_refused(tmp_path: Path) -> None:
         reached(trace, 0.35, "accuracy")
 
 
-def test_a_run_that_came_there_is_a_training_with_its_noise_until_then(tmp_path: Path) -> None:
+def test_a_run_that_reached_its_target_is_a_training_with_its_noise_until_then(
+    tmp_path: Path,
+) -> None:
     early = [noisy(n, 200.0) for n in range(100)]
     middle = [went(100, 1.0), *(noisy(n, 400.0) for n in range(100, 200))]
     later = [went(200, 2.0), *(noisy(n, 10_000.0) for n in range(200, 300))]

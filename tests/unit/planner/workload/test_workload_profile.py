@@ -64,7 +64,7 @@ def test_a_profile_comes_back_as_it_was_written(tmp_path: Path) -> None:
         ('{"format": 1}', ()),
     ],
 )
-def test_what_is_no_profile_is_refused(tmp_path: Path, text: str, why: tuple[str, ...]) -> None:
+def test_an_invalid_profile_is_refused(tmp_path: Path, text: str, why: tuple[str, ...]) -> None:
     path = tmp_path / "profile.json"
     path.write_text(text)
 
@@ -73,7 +73,7 @@ def test_what_is_no_profile_is_refused(tmp_path: Path, text: str, why: tuple[str
 
 
 @pytest.mark.parametrize("number", ["NaN", "Infinity"])
-def test_no_number_of_a_profile_is_infinite_or_none(tmp_path: Path, number: str) -> None:
+def test_no_number_of_a_profile_is_infinite_or_nan(tmp_path: Path, number: str) -> None:
     path = tmp_path / "profile.json"
     text = PROFILE.model_dump_json()
     path.write_text(text.replace('"gradient_bytes":', f'"gradient_bytes":{number},"x":', 1))
@@ -133,7 +133,7 @@ def test_trainings_of_different_targets_are_not_put_together() -> None:
     assert merged([PROFILE, one, other], force=True).devices == PROFILE.devices
 
 
-def test_without_any_times_there_is_nothing_to_plan_with() -> None:
+def test_without_any_times_a_plan_is_refused() -> None:
     with raises_message(ConfigError, "--as"):
         merged([PROFILE.model_copy(update={"devices": ()})])
 
@@ -148,7 +148,7 @@ def test_a_profile_of_another_version_is_refused_unless_forced() -> None:
     require_versions(PROFILE, "0.2.0", "3.0", force=True)
 
 
-def test_epochs_come_from_what_is_known() -> None:
+def test_epochs_come_from_the_known_trainings() -> None:
     noisy = PROFILE.model_copy(update={"noise": Noise(scale=256.0)})
     trained = PROFILE.model_copy(
         update={

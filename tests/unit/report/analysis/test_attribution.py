@@ -88,7 +88,7 @@ def test_a_worker_that_is_slow_all_the_time_did_not_slow_down(tmp_path: Path) ->
     check_message(text, "worker 2", "100%")
 
 
-def test_scatter_is_not_taken_for_slowness(tmp_path: Path) -> None:
+def test_scatter_is_not_regarded_as_slowness(tmp_path: Path) -> None:
     _, generation = ran(tmp_path, lambda _: (1.0,) * 3, 400, policy="uniform", noise=0.2)
     for blame in blames_of(generation):
         check_message(blame.reason)
@@ -111,7 +111,7 @@ def test_waits_of_all_workers_add_up(tmp_path: Path) -> None:
     np.testing.assert_allclose(waits.waited_s, reported_s, atol=1e-6)
 
 
-def test_who_is_slow_but_for_a_time_in_which_another_is_slower_is_no_chance(tmp_path: Path) -> None:
+def test_a_worker_that_is_usually_the_slowest_is_not_so_by_chance(tmp_path: Path) -> None:
     """By sums over the run both are as slow; others wait for this one in four fifths of it."""
 
     def speeds(step: int) -> tuple[float, ...]:
@@ -124,7 +124,7 @@ def test_who_is_slow_but_for_a_time_in_which_another_is_slower_is_no_chance(tmp_
     check_message(text)
 
 
-def test_who_is_slow_only_while_a_slower_one_is_not_costs_from_then_on(tmp_path: Path) -> None:
+def test_a_slow_worker_costs_time_once_a_slower_one_recovers(tmp_path: Path) -> None:
     def speeds(step: int) -> tuple[float, ...]:
         return (1.0, 0.7, 0.25 if step < 300 else 1.0)
 
@@ -173,7 +173,7 @@ def test_of_many_phases_the_costliest_are_reported_and_the_rest_together(tmp_pat
     assert sum(seconds for seconds, _ in text) == pytest.approx(blame.each_s, rel=0.01)
 
 
-def test_a_slow_worker_is_named_only_for_the_steps_in_which_none_is_slower(tmp_path: Path) -> None:
+def test_a_slow_worker_is_named_only_for_steps_in_which_no_other_is_slower(tmp_path: Path) -> None:
     def speeds(step: int) -> tuple[float, ...]:
         return (
             1.0,

@@ -1,4 +1,4 @@
-"""A run's own summary beside what was read of its trace."""
+"""A run's own summary compared with its trace."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def unread(run: VirtualRun) -> tuple[str, ...]:
     return story.unread
 
 
-def test_of_a_whole_trace_there_is_nothing_to_say(run: VirtualRun) -> None:
+def test_a_complete_trace_has_no_remark(run: VirtualRun) -> None:
     run.end(**summary(run))
 
     assert unread(run) == ()
@@ -66,7 +66,7 @@ def test_sums_that_differ_by_more_than_a_twentieth_are_reported(
     assert all(f"worker {rank} (host/{rank})" in one for one in unread(run))
 
 
-def test_both_figures_and_how_many_more_there_are_is_reported(run: VirtualRun) -> None:
+def test_both_figures_and_the_number_of_others_are_reported(run: VirtualRun) -> None:
     """A slow step in the middle of a sound line, as no other check sees."""
     run.end(**summary(run))
     text = run.writer.path.read_text()
@@ -77,7 +77,7 @@ def test_both_figures_and_how_many_more_there_are_is_reported(run: VirtualRun) -
     check_message(unread(run), "worker 0", "3 s", "450 ms")
 
 
-def test_what_is_little_beside_all_work_may_be_rounding(run: VirtualRun) -> None:
+def test_a_difference_small_against_all_work_may_be_rounding(run: VirtualRun) -> None:
     own = summary(run)
     own["workers"][0]["caused_s"] = 1e-4
     run.end(**own)

@@ -73,7 +73,7 @@ def test_an_event_that_cannot_be_takes_the_curves_away_and_nothing_else(run: Vir
 ESCAPE = "\x1b]0;pwned\x07\x1b[31mRED"
 
 
-def test_what_is_reported_of_names_holds_nothing_that_a_terminal_acts_on(tmp_path: Path) -> None:
+def test_reported_names_contain_no_control_characters(tmp_path: Path) -> None:
     """Workers of the same name are ambiguous, and the error quotes the name."""
     run = VirtualRun(tmp_path / "t.jsonl", lambda _: (1.0, 0.5), workers=2, names="host/{}".format)
     run.begin()
@@ -152,7 +152,7 @@ def test_a_group_that_cannot_be_is_left_out(run: VirtualRun) -> None:
     assert any("damaged" in sentence for sentence in story.unread)
 
 
-def test_what_is_nested_without_end_is_cut(run: VirtualRun) -> None:
+def test_endless_nesting_is_cut(run: VirtualRun) -> None:
     deep = "[" * 900 + "]" * 900
     with run.writer.path.open("a") as file:
         file.write('{"kind":"header","format":1,"policy":"uniform","deep":' + deep + "}\n")

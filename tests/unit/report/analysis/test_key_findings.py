@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 
-from evenstride.report.analysis.key_findings import compared_findings
+from evenstride.report.analysis.key_findings import compared_findings, key_findings
 from tests.messages import check_message
 from tests.unit.report.conftest import Making
 
@@ -62,10 +63,22 @@ def test_equal_workers_gain_little(made: Making) -> None:
     check_message(run.findings[:2], "2%")
 
 
+def test_a_best_split_that_is_slower_than_the_equal_one_reads_as_slower(made: Making) -> None:
+    run = made(steps=200, speeds=(1.0, 1.0, 1.0), noise=0.005)
+    # Bounds that narrowed during the run may exclude the equal split.
+    totals = replace(run.totals, best_s=1.01 * run.totals.equal_s, judged_s=run.totals.equal_s)
+
+    gain, *_ = key_findings(run.legs[-1], totals, "bsp", [])
+
+    check_message(gain, "1.0% slower")
+
+
 @pytest.mark.parametrize(
     ("speeds", "sync"), [((1.0,), "bsp"), ((1.0, 0.5), "asp")], ids=["one worker", "asp"]
 )
-def test_without_waits_there_is_no_gain(made: Making, speeds: tuple[float, ...], sync: str) -> None:
+def test_without_waits_no_gain_is_reported(
+    made: Making, speeds: tuple[float, ...], sync: str
+) -> None:
     run = made(steps=20, policy="uniform", speeds=speeds, header={"sync": sync})
 
     check_message(run.findings)

@@ -53,7 +53,7 @@ def test_each_worker_has_its_times_and_its_speed(uniform: VirtualRun) -> None:
 
 
 @pytest.mark.parametrize(("sync", "text"), [("bsp", 1), ("asp", 0)])
-def test_who_is_slow_is_named_also_where_balancing_hides_it(
+def test_a_slow_worker_is_named_even_if_balancing_hides_it(
     tmp_path: Path, sync: str, text: int
 ) -> None:
     run = VirtualRun(
@@ -151,7 +151,7 @@ def test_waits_count_since_the_workers_met_whatever_the_batch(uniform: VirtualRu
     assert [one.share for one in viewed(uniform).workers] == [100, 100]
 
 
-def test_there_is_none_before_the_workers_have_met(tmp_path: Path) -> None:
+def test_no_view_exists_before_the_first_group(tmp_path: Path) -> None:
     run = VirtualRun(tmp_path / "trace.jsonl", lambda _: (1.0,), workers=1)
     story = RunTimeline(run.writer.path)
     story.read()

@@ -81,13 +81,13 @@ def test_the_last_step_of_an_epoch_is_one_whatever_it_has() -> None:
         {"global_batch": "x"},
     ],
 )
-def test_a_pass_that_makes_no_sense_is_none(bad: dict[str, Any]) -> None:
+def test_an_impossible_pass_is_ignored(bad: dict[str, Any]) -> None:
     first = life({**begins(100, 1.0), **bad}, begins(0, 0.0))
 
     assert kept_before([first, life(begins(0, 0.5))]) == (0, 50)
 
 
-def test_who_tells_of_no_pass_goes_on_at_the_end() -> None:
+def test_a_process_without_a_pass_continues_at_the_end() -> None:
     lives = [life(begins(0, 0.0), first=70), life(first=30), life(first=5)]
 
     assert kept_before(lives) == (0, 70, 100)

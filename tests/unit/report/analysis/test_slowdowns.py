@@ -26,7 +26,7 @@ def slowed(path: Path, speeds: Speeds, policy: str = "adaptive") -> tuple[Slowdo
     return slowed_of(Study(story.generations[0]), range(3))
 
 
-def test_who_has_fewer_samples_instead_is_reported_with_its_speed_and_its_share(
+def test_a_slow_worker_with_fewer_samples_is_reported_with_speed_and_share(
     tmp_path: Path,
 ) -> None:
     (only,) = slowed(tmp_path, lambda step: (1.0, 1.0, 0.4 if step >= 150 else 1.0))
@@ -36,7 +36,7 @@ def test_who_has_fewer_samples_instead_is_reported_with_its_speed_and_its_share(
     check_message(only.text, "0.40", "step 150")
 
 
-def test_who_was_waited_for_is_not_reported_twice(tmp_path: Path) -> None:
+def test_a_worker_that_others_waited_for_is_not_reported_twice(tmp_path: Path) -> None:
     assert slowed(tmp_path, lambda s: (1.0, 1.0, 0.4 if s >= 150 else 1.0), "uniform") == ()
 
 
@@ -53,7 +53,7 @@ def test_little_and_short_slowness_is_left_out(
     assert all(f"in steps 200 to {199 + steps}" in one.text for one in found)
 
 
-def test_who_lost_most_comes_first_and_many_phases_are_reported_together(tmp_path: Path) -> None:
+def test_the_worker_that_lost_most_comes_first_and_many_phases_are_combined(tmp_path: Path) -> None:
     def speeds(step: int) -> tuple[float, ...]:
         often = (0.8, 0.5, 0.8, 0.6, 1.0)[step // 80]
         return (0.7 if step >= 300 else 1.0, often, 1.0)
@@ -65,7 +65,7 @@ def test_who_lost_most_comes_first_and_many_phases_are_reported_together(tmp_pat
     assert re.fullmatch(output, found[0].text), found[0].text
 
 
-def test_no_worker_is_reported_of_who_was_not_asked_for(tmp_path: Path) -> None:
+def test_only_requested_workers_are_reported(tmp_path: Path) -> None:
     run = VirtualRun(tmp_path / "trace.jsonl", lambda s: (1.0, 1.0, 0.4 if s >= 50 else 1.0))
     run.begin()
     run.run(200)

@@ -63,7 +63,7 @@ def test_a_slow_drift_is_several_phases_of_falling_speed() -> None:
 @given(
     st.lists(st.one_of(st.floats(0.01, 100.0), st.just(float("nan")), st.just(0.0)), max_size=120)
 )
-def test_phases_cover_what_is_known_in_order(values: list[float]) -> None:
+def test_phases_cover_the_known_steps_in_order(values: list[float]) -> None:
     speed = np.array(values, dtype=np.float64)
     found = phases_of(speed)
     known = np.flatnonzero(np.isfinite(speed) & (speed > 0))

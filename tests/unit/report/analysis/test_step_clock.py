@@ -39,7 +39,7 @@ def test_a_step_is_as_long_as_for_its_workers_on_average() -> None:
     assert found.tolist() == pytest.approx([4.5, 3.5, 4.0])
 
 
-def test_who_has_not_reported_yet_does_not_count() -> None:
+def test_workers_that_have_not_reported_do_not_count() -> None:
     late = text(seen(0, 5.0, 3.0, 4.0), seen(1, 3.0))
 
     assert durations_s(late).tolist() == pytest.approx([4.0, 3.0, 4.0])
@@ -79,7 +79,7 @@ def test_what_no_step_accounts_for_lies_where_it_may(
     assert (np.diff(np.ravel([found_s, ends_s], order="F")) >= 0.0).all()
 
 
-def test_a_little_time_beside_a_known_pause_is_part_of_no_step_alone() -> None:
+def test_a_short_time_next_to_a_known_pause_belongs_to_no_single_step() -> None:
     paused = Observation(0, 6, 0, (2.0, 2.0), (2.0, 2.0), outside_s=1.0)
     found_s, ends_s = spans_s(text(paused, seen(1, 4.0, 4.0), ended_s=9.2, steps=2))
 

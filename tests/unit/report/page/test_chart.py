@@ -11,7 +11,7 @@ def test_values_for_scripts_are_rounded() -> None:
     assert listed(np.array([1.23456, 0.0, 98766.0, -0.00123456])) == [1.235, 0, 98770, -0.001235]
 
 
-def test_what_is_no_number_is_none() -> None:
+def test_nan_and_infinity_become_none() -> None:
     assert listed(np.array([np.nan, np.inf, 1.0])) == [None, None, 1]
 
 

@@ -7,6 +7,7 @@ import re
 import pytest
 
 from evenstride.report.page.findings import cards_of, who_waited
+from evenstride.report.wording import duration
 from tests.messages import check_message
 from tests.unit.report.conftest import Making
 
@@ -28,6 +29,15 @@ def test_the_main_figures_begin_with_the_gain(made: Making) -> None:
     )
     names = [card.name for card in cards_of(run)]
     assert names[:3] == ["Speed-up over the equal split", "Efficiency", "Time saved"]
+
+
+def test_a_split_that_costs_time_has_a_figure_of_the_time_lost(made: Making) -> None:
+    run = made(steps=60, policy="static:100,100,56", speeds=(1.0, 1.0, 1.0), noise=0.0)
+
+    (lost,) = [card for card in cards_of(run) if card.name.startswith("Time ")]
+    assert run.totals.saved_s is not None and run.totals.saved_s < 0
+    assert lost.name == "Time lost"
+    assert lost.value == duration(-run.totals.saved_s)
 
 
 def test_a_slow_worker_is_named_with_the_step_even_if_no_worker_waits_for_it(

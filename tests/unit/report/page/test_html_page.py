@@ -118,7 +118,7 @@ def test_hostile_text_stays_text(tmp_path: Path) -> None:
     ],
     ids=["torn", "garbage", "newer", "damaged"],
 )
-def test_what_cannot_be_read_is_reported_and_the_rest_is_shown(made: Making, spoil: object) -> None:
+def test_unreadable_records_are_reported_and_the_rest_is_shown(made: Making, spoil: object) -> None:
     path = made(steps=60).story.path
     path.write_text(spoil(path.read_text()))  # type: ignore[operator]
 

@@ -19,7 +19,7 @@ from tests.messages import raises_message
 from tests.unit.report.conftest import Making
 
 
-def test_a_report_stands_beside_its_trace_unless_given_otherwise(tmp_path: Path) -> None:
+def test_a_report_is_written_next_to_its_trace_by_default(tmp_path: Path) -> None:
     assert place_of(tmp_path / "trace.jsonl", None) == tmp_path / "report.html"
     assert place_of(tmp_path / "trace.jsonl", Path("x.html")) == Path("x.html")
 
@@ -48,7 +48,7 @@ def test_a_page_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["deep", "file", "report.html"]
 
 
-def test_a_trace_and_what_is_no_file_are_never_overwritten(tmp_path: Path) -> None:
+def test_traces_and_special_files_are_never_overwritten(tmp_path: Path) -> None:
     trace = tmp_path / "trace.jsonl"
     trace.write_text('{"kind":"header","format":1}\n')
     pipe = tmp_path / "pipe"

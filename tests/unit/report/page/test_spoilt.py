@@ -27,7 +27,7 @@ def lines(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_whatever_is_lost_there_is_a_page(lines: list[str], tmp_path: Path, seed: int) -> None:
+def test_a_damaged_trace_still_has_a_page(lines: list[str], tmp_path: Path, seed: int) -> None:
     rng = random.Random(seed)
     left = [_spoilt(line, rng) for line in lines if rng.random() > 0.08]
     path = tmp_path / "trace.jsonl"
@@ -70,7 +70,7 @@ def test_the_shortest_runs_have_a_page(tmp_path: Path, steps: int, workers: int)
     assert "Facts of the run" in page_of([run, run])
 
 
-def test_a_run_of_which_nothing_can_be_read_stands_beside_others(tmp_path: Path) -> None:
+def test_an_unreadable_run_is_shown_with_the_others(tmp_path: Path) -> None:
     path = make(Made(40), tmp_path / "good.jsonl")
     (tmp_path / "empty.jsonl").write_text("")
     runs = [read_run(path, "good"), read_run(tmp_path / "empty.jsonl", "empty")]

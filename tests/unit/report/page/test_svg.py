@@ -49,21 +49,21 @@ def test_boxes_too_narrow_to_be_seen_are_left_out() -> None:
 
 
 def chart_of(*marks: ChartMark) -> Chart:
-    panel = ChartPanel(marks, title="told", height=100.0, y_high=10.0)
+    panel = ChartPanel(marks, title="name", height=100.0, y_high=10.0)
     return Chart("key", "title", (), (panel,), x_high=40.0, x_name="x")
 
 
 def test_a_panel_is_drawn_from_its_marks_the_later_above() -> None:
-    line = ChartMark("line", "line own", LEFT, LEFT, name="told", worker=3)
+    line = ChartMark("line", "line own", LEFT, LEFT, name="name", worker=3)
     nothing = ChartMark("band", "band c0", LEFT, LEFT, RIGHT, LEFT)
     chart = chart_of(nothing, line)
 
     grid, drawn = paths(chart, chart.panels[0])
     assert grid.style == "grid"
-    assert drawn == ("M0 100L250 0L750 -200", "line own", "told", 3)
+    assert drawn == ("M0 100L250 0L750 -200", "line own", "name", 3)
 
 
-def test_what_is_beyond_the_axis_runs_along_its_edge() -> None:
+def test_values_beyond_the_axis_run_along_its_edge() -> None:
     chart = chart_of(ChartMark("stairs", "line own", LEFT, np.array([5.0, 50.0, 0.0]), RIGHT))
 
     assert paths(chart, chart.panels[0])[1].way == "M0 50H250V0H500M750 100H1000"

@@ -60,7 +60,7 @@ def test_hostile_text_is_text_wherever_it_stands(text: str) -> None:
 
 
 @given(st.text())
-def test_any_text_is_read_back_but_for_what_is_hidden(text: str) -> None:
+def test_any_text_is_read_back_except_for_hidden_characters(text: str) -> None:
     read = Read(made_of('<p title="{{ text }}">{{ text }}</p>', text=text))
 
     assert [name for name, _ in read.elements] == ["p"]

@@ -282,7 +282,7 @@ def test_only_the_steps_that_were_asked_for_are_shown(run: VirtualRun) -> None:
     assert cut.instants(LEADER, "decisions")
 
 
-def test_steps_that_there_are_not_are_refused_with_those_there_are(run: VirtualRun) -> None:
+def test_missing_steps_are_refused_with_the_available_ones(run: VirtualRun) -> None:
     with raises_message(ConfigError, "500:600", "0:120"):
         exported(run, steps=Steps(500, 600))
 
@@ -336,7 +336,7 @@ def test_a_file_without_a_run_is_refused_and_nothing_is_written(
     assert [one.name for one in tmp_path.iterdir()] == ["trace.jsonl"]
 
 
-def test_what_is_read_is_not_written_over(run: VirtualRun) -> None:
+def test_an_input_file_is_not_overwritten(run: VirtualRun) -> None:
     before = run.writer.path.read_bytes()
 
     with raises_message(ConfigError):

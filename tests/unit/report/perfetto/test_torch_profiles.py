@@ -1,4 +1,4 @@
-"""Exports of torch.profiler beside the run: on one clock, nothing mixed up."""
+"""Exports of torch.profiler with the run: on one clock, nothing mixed up."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_an_export_without_a_rank_is_refused(run: VirtualRun, tmp_path: Path) ->
         (b'"\xff"', ("JSON",)),
     ],
 )
-def test_what_is_no_export_is_refused(
+def test_an_invalid_export_is_refused(
     run: VirtualRun, tmp_path: Path, content: bytes, said: tuple[str, ...]
 ) -> None:
     (tmp_path / "rank0.json").write_bytes(content)

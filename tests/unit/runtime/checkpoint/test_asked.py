@@ -66,7 +66,7 @@ def test_a_state_that_becomes_unsafe_later_fails_the_save(
     ],
     ids=["every 0", "every often", "keep 0", "a number as scheduler", "a name with a slash"],
 )
-def test_what_cannot_be_is_refused(
+def test_invalid_input_is_refused(
     runs: Runs, settings: dict[str, Any], facts: tuple[str, ...]
 ) -> None:
     with raises_message(ConfigError, *facts):

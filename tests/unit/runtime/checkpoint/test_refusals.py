@@ -65,7 +65,7 @@ def test_another_run_is_refused_with_the_difference_and_the_flag(
     ],
     ids=str,
 )
-def test_what_is_allowed_is_restored(
+def test_allowed_differences_are_restored(
     runs: Runs, settings: dict[str, Any], flag: Any, steps: int
 ) -> None:
     storage, first = _saved(runs, steps)

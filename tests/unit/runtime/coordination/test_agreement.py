@@ -93,7 +93,7 @@ def test_a_rank_that_waits_for_the_leader_logs_the_missing_ranks(
     assert said[0].startswith(f"rank 1 waits in loader() for {missing};")
 
 
-def test_among_many_only_the_leader_asks_who_is_missing() -> None:
+def test_among_many_ranks_only_the_leader_looks_for_missing_ones() -> None:
     of = hasty(1, 65)
 
     with heard(lambda: of.put("call 1/verdict", '{"ok": {}}')) as said:
@@ -115,7 +115,7 @@ def test_no_rank_logs_a_wait_if_none_is_missing(rank: int) -> None:
 
 
 @pytest.mark.parametrize(("tell_after", "times"), [(SOON, 1), (timedelta(seconds=1), 0)])
-def test_who_never_comes_is_lost_all_the_same(tell_after: timedelta, times: int) -> None:
+def test_a_rank_that_never_arrives_is_lost(tell_after: timedelta, times: int) -> None:
     of = hasty(0, 2, timeout=timedelta(milliseconds=50), tell_after=tell_after)
 
     with heard() as said, raises_message(WorkerLost, "rank 1", "loader()"):
@@ -162,7 +162,7 @@ def test_a_rank_that_is_past_a_call_without_having_made_it_is_named() -> None:
         passing(follower, dict)
 
 
-def test_who_is_not_the_leader_waits_for_the_leader_only() -> None:
+def test_other_ranks_wait_only_for_the_leader() -> None:
     of = hasty(2)
 
     with heard() as said, raises_message(RanksDisagree, "rank 0"):

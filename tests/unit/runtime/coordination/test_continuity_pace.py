@@ -49,7 +49,7 @@ def test_losses_make_saves_more_frequent_and_calm_makes_them_rarer() -> None:
     assert again.interval_s(2.0) < at_first
 
 
-def test_who_left_as_announced_was_not_lost() -> None:
+def test_a_worker_that_left_as_announced_was_not_lost() -> None:
     pace = Pace(_peers(1), FakeClock(100.0))
     pace.recall({"failures": 2, "expected": 0.5}, lost=False)
     assert pace.observed.failures == 2
@@ -91,7 +91,7 @@ def test_ages_go_on_from_when_the_ranks_met() -> None:
         {"failures": 1, "expected": float("nan")},
     ],
 )
-def test_what_is_no_count_is_left_out(junk: Any) -> None:
+def test_an_invalid_count_is_left_out(junk: Any) -> None:
     pace = Pace(_peers(1), FakeClock(100.0))
     pace.recall(junk, lost=True)
     assert pace.observed.failures == 0

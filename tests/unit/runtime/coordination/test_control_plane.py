@@ -71,7 +71,7 @@ def test_it_exchanges_when_it_is_due_and_at_the_end_without_a_thread(
     assert [seen.steps for one in generation.exchanges for seen in one.observations] == [4, 1]
 
 
-def test_who_asks_is_answered_after_the_present_step(alone: Alone, tmp_path: Path) -> None:
+def test_a_request_is_answered_after_the_present_step(alone: Alone, tmp_path: Path) -> None:
     alone.plane.ask()
     alone.train()
 
@@ -79,7 +79,7 @@ def test_who_asks_is_answered_after_the_present_step(alone: Alone, tmp_path: Pat
     assert [one.step for one in generation.exchanges] == [1]
 
 
-def test_what_cannot_be_decided_is_raised_by_the_next_draw(alone: Alone) -> None:
+def test_a_failed_decision_is_raised_by_the_next_draw(alone: Alone) -> None:
     alone.stands = ((0, 0, 0), (0, 1, 8))  # one place in the data cannot be two
     for _ in range(4):
         alone.train()

@@ -171,7 +171,7 @@ def test_at_a_turn_a_rank_stands_still_until_the_batch_is_decided() -> None:
     assert after is not None and after.turn is None
 
 
-def test_at_a_turn_what_was_decided_for_later_steps_no_longer_holds() -> None:
+def test_at_an_epoch_boundary_decisions_for_later_steps_are_dropped() -> None:
     """An exchange before may have decided for a step that then belongs to the next epoch."""
     gate = _drawn_to(3)
     gate.decide(4, (1, 6), opening=False)

@@ -49,7 +49,7 @@ def test_ranks_that_need_different_batches_are_refused() -> None:
         meeting([restored, None], [8, 9])
 
 
-def test_the_core_is_asked_with_what_is_known() -> None:
+def test_the_core_decides_with_all_known_facts() -> None:
     scale = _noise().scale()
     assert scale.high < inf
 
@@ -114,7 +114,7 @@ def test_all_go_on_with_the_batch_that_the_core_chose() -> None:
     assert verdict.reason.startswith("global batch 16 -> ")
 
 
-def test_while_some_are_on_their_way_there_is_no_batch_and_the_rest_goes_on() -> None:
+def test_while_some_ranks_are_behind_no_batch_is_chosen() -> None:
     verdict = _leader().exchange(7, [_reply(0, HERE), _reply(1, None, 7, 8)], 5)
 
     assert verdict.batch is None

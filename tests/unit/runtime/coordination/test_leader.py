@@ -87,7 +87,7 @@ def test_passes_are_compared_across_exchanges() -> None:
         leader.exchange(3, [Reply(4, 5, (), NOTHING), Reply(4, 5, ((9, 0, 24),), NOTHING)], 5)
 
 
-def test_what_is_refused_is_not_booked() -> None:
+def test_refused_steps_are_not_recorded() -> None:
     leader = _leader()
 
     with pytest.raises(SplitDiverged):

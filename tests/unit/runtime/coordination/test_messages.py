@@ -17,7 +17,7 @@ from evenstride.runtime.coordination.leader import (
 )
 
 
-def test_a_reply_is_read_as_it_was_written_and_what_is_no_number_as_not_known() -> None:
+def test_a_reply_is_read_as_it_was_written_and_nan_as_unknown() -> None:
     seen = [
         Observation(1, 3, 7, (0.1, 1 / 3), (0.0, 0.2), 0.3, 0.4, 0.5, cpu_load=0.25),
         Observation(1, 0, 9, (nan, inf), (0.0, -inf), modelled=False),
@@ -29,7 +29,7 @@ def test_a_reply_is_read_as_it_was_written_and_what_is_no_number_as_not_known() 
     assert read == replace(reply, observations=Measurements.of(seen))
 
 
-def test_who_has_measured_nothing_replies_with_nothing() -> None:
+def test_a_rank_without_measurements_sends_an_empty_reply() -> None:
     reply = Reply(0, 0, (), Measurements.of(()), leaving=True)
 
     assert reply_from_text(reply_to_text(reply)) == reply

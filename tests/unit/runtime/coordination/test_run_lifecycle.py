@@ -126,7 +126,7 @@ def test_one_rank_of_each_machine_asks_its_cloud(watchers: list[_Watcher]) -> No
     assert [one.polls_clouds for one in watchers] == [True, False, True]
 
 
-def test_what_is_watched_is_what_was_asked_for_or_what_the_environment_says(
+def test_watched_notice_sources_come_from_the_argument_or_the_environment(
     watchers: list[_Watcher], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lifecycle = _lifecycle()
@@ -157,7 +157,7 @@ def test_an_unknown_source_of_notices_is_refused() -> None:
         _lifecycle().watch("skynet")
 
 
-def test_what_is_no_memory_of_workers_recalls_nothing() -> None:
+def test_invalid_stored_profiles_are_not_recalled() -> None:
     leader = _leader()
     lifecycle = _lifecycle(leader=leader)
     leader.form(FleetFormed(0, 0, 12, (Worker("h/0"), Worker("h/1"))))
@@ -199,7 +199,7 @@ def test_what_can_be_read_of_workers_is_recalled_and_remembered_again() -> None:
     assert sorted(one["slot"] for one in remembered["profiles"]) == [0, 1, 2]
 
 
-def test_what_was_measured_is_remembered() -> None:
+def test_measured_profiles_are_stored() -> None:
     lifecycle, leader = _formed()
     shares = leader.control.shares
     seen = [Observation(k, shares[k], 1, (0.1 * (k + 1),), (0.0,)) for k in range(2)]
@@ -258,7 +258,7 @@ def _part(rank: int, monkeypatch: pytest.MonkeyPatch, *, leads: bool = False) ->
     return [raised.value, *ended]
 
 
-def test_who_leaves_ends_with_143_and_the_others_say_what_to_do(
+def test_a_leaving_rank_ends_with_143_and_the_others_log_what_to_do(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     (leaver,) = _part(1, monkeypatch)

@@ -81,7 +81,7 @@ def test_a_device_with_code_for_it_is_no_matter(device: RankDevice) -> None:
     assert require([device, device]) == ()
 
 
-def test_what_is_not_known_is_not_refused() -> None:
+def test_unknown_facts_are_not_refused() -> None:
     for device in (replace(P100, arch_list=()), replace(P100, cuda=None, arch_list=("gfx90a",))):
         assert carried(device)
 
@@ -139,7 +139,7 @@ def test_a_card_without_a_wheel_is_reported() -> None:
         ((3, 5), "2.13.0", None),
     ],
 )
-def test_the_wheel_named_is_that_of_the_installed_release_where_there_is_one(
+def test_the_named_wheel_is_of_the_installed_release_if_one_exists(
     capability: tuple[int, int], release: str, wheel: tuple[str, str] | None
 ) -> None:
     assert wheel_for(capability, release) == wheel
@@ -176,7 +176,7 @@ def test_bf16_is_refused_of_a_card_that_only_emulates_it(device: RankDevice) -> 
     check_message(text, "rank 2", device.name, "8.0")
 
 
-def test_bf16_that_is_not_there_at_all_is_refused_of_a_processor_too() -> None:
+def test_missing_bf16_is_refused_on_a_cpu_too() -> None:
     with raises_message(ConfigError, "rank 0"):
         require([replace(CPU, bf16="no")], dtype=torch.bfloat16)
 

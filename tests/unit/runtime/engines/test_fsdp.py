@@ -261,7 +261,9 @@ def test_evaluation_gathers_once_and_changes_nothing(
 @pytest.mark.parametrize(
     ("mesh", "island"), [((4,), (0, 1, 2, 3)), ((2, 2), (2, 3)), ((4, 1), (2,))]
 )
-def test_an_island_is_who_shards_one_replica(mesh: tuple[int, ...], island: tuple[int]) -> None:
+def test_a_shard_group_is_the_ranks_of_one_replica(
+    mesh: tuple[int, ...], island: tuple[int]
+) -> None:
     assert island_of(_sharded(*mesh)) == island
 
 

@@ -17,7 +17,7 @@ GROUP = cast(Any, object())
 CHANNEL = cast(Any, SimpleNamespace(timeout=3))
 
 
-def test_a_process_alone_has_none() -> None:
+def test_a_single_process_has_no_group() -> None:
     assert own_group(GROUP, None) is None
     assert own_group(None, CHANNEL) is None
 

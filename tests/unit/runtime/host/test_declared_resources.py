@@ -40,7 +40,7 @@ def test_the_quota_of_a_cgroup_v1_is_read(tmp_path: Path, quota: str, cores: flo
 
 
 @pytest.mark.parametrize("membership", ["0::/nowhere\n", "nonsense\n", "", "3:cpu:/nowhere\n"])
-def test_an_unreadable_quota_is_none(tmp_path: Path, membership: str) -> None:
+def test_an_unreadable_quota_is_ignored(tmp_path: Path, membership: str) -> None:
     _written(tmp_path / "membership", membership)
 
     assert quota_cores(tmp_path / "membership", tmp_path / "root") is None

@@ -47,7 +47,7 @@ def test_stages_are_read_in_order() -> None:
         "0.5:nan",
     ],
 )
-def test_what_is_not_understood_is_refused_with_an_example(text: str) -> None:
+def test_an_invalid_text_is_refused_with_an_example(text: str) -> None:
     with raises_message(ConfigError, "PART", "SECONDS", "0.333:1.5,0.2:1.5"):
         parse_stages(text)
 

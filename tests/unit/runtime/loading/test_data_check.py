@@ -85,7 +85,7 @@ class Locked(Counting):
         return index
 
 
-def test_what_cannot_be_copied_is_looked_at_only_where_this_process_loads_it() -> None:
+def test_data_that_cannot_be_copied_is_read_only_if_this_process_loads_it() -> None:
     here, there = Locked(), Locked()
 
     assert look(here, seed=0, processes=0)["samples"]

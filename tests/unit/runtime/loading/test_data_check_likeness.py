@@ -85,7 +85,7 @@ def test_other_samples_differ(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", EQUAL)
-def test_equal_samples_are_taken_for_equal(name: str) -> None:
+def test_equal_samples_are_regarded_as_equal(name: str) -> None:
     assert same(*EQUAL[name])
 
 

@@ -194,7 +194,7 @@ def test_the_progress_file_always_holds_the_count_of_steps(
     assert struct.unpack("<q", (tmp_path / "steps").read_bytes()) == (3,)
 
 
-@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # a fork beside threads
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # a fork next to threads
 def test_persistent_loader_processes_serve_epochs_and_breaks(make_stride: MakeStride) -> None:
     stride = make_stride()
     loader = stride.loader(numbered(24), num_workers=2, persistent_workers=True)

@@ -73,7 +73,7 @@ def test_steps_are_counted_over_several_restarts(batches: int) -> None:
     assert state["step"] == total
 
 
-def test_a_state_may_be_loaded_before_there_is_a_loader() -> None:
+def test_a_state_may_be_loaded_before_a_loader_exists() -> None:
     saved = _progress()
     _train(saved, 5)
     progress = CommittedPosition(3, 6)
@@ -149,7 +149,7 @@ def test_another_layout_in_mid_epoch_is_refused() -> None:
     assert progress.position == 12
 
 
-def test_a_state_at_an_epochs_end_shows_the_next_epoch_before_there_is_a_loader() -> None:
+def test_a_state_at_an_epochs_end_shows_the_next_epoch_before_a_loader_exists() -> None:
     state = {**_progress().save(), "position": 20, "epoch": 4}
     progress = CommittedPosition(3, 6)
 
@@ -159,7 +159,7 @@ def test_a_state_at_an_epochs_end_shows_the_next_epoch_before_there_is_a_loader(
 
 
 @pytest.mark.parametrize("state", [{"version": 2}, None, [1]])
-def test_what_is_no_state_is_refused(state: Any) -> None:
+def test_an_invalid_state_is_refused(state: Any) -> None:
     with raises_message(ConfigError, "state_dict()"):
         _progress().load(state)
 

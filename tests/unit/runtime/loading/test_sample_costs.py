@@ -31,7 +31,7 @@ def test_an_array_is_a_function_of_the_index(given: CostFn) -> None:
         (lambda index: float("nan") if index else 1.0, ()),
     ],
 )
-def test_what_is_no_cost_is_refused(
+def test_an_invalid_cost_is_refused(
     make_stride: MakeStride, cost_fn: CostFn, says: tuple[str, ...]
 ) -> None:
     with raises_message(ConfigError, *says):

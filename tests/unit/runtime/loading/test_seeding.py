@@ -63,7 +63,7 @@ def _epochs(make_stride: MakeStride, count: int, **options: Any) -> list[dict[in
     return epochs
 
 
-@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # a fork beside threads
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # a fork next to threads
 def test_a_sample_is_the_same_in_any_batch_order_or_process(make_stride: MakeStride) -> None:
     usual = _epochs(make_stride, 2)
 

@@ -76,7 +76,7 @@ def test_only_some_shards_are_open_at_a_time() -> None:
     assert 40 <= files.closed < 60
 
 
-def test_any_sample_may_be_changed_by_who_gets_it() -> None:
+def test_any_sample_may_be_changed_by_its_consumer() -> None:
     opened = []
 
     def read(shard: int, skip: int) -> Iterator[dict[str, int]]:
@@ -109,7 +109,7 @@ def test_a_far_jump_opens_the_shard_again() -> None:
     assert files.opened == [(0, 0), (0, 8_000)]
 
 
-def test_all_is_closed_on_request_and_what_is_read_to_its_end() -> None:
+def test_readers_are_closed_on_request_and_at_their_end() -> None:
     files = Files(3, 3)
     reader = reader_of(files)
     assert [reader[index] for index in (0, 1, 2, 3)] == [0, 1, 2, 100]

@@ -59,7 +59,7 @@ def test_a_reduction_over_the_batch_is_read(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", UNCLEAR)
-def test_what_is_not_surely_over_the_batch_is_not_clear(name: str) -> None:
+def test_a_reduction_not_surely_over_the_batch_is_not_clear(name: str) -> None:
     assert not [reduction for reduction in found(UNCLEAR[name]) if reduction.clear]
 
 

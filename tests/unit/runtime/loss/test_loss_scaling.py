@@ -128,7 +128,7 @@ def test_a_synchronisation_that_breaks_off_is_known_to_have_failed() -> None:
 
 
 @pytest.mark.parametrize(("world_size", "samples"), [(1, 12), (3, 5), (2, 0)])
-def test_scaling_what_is_scaled_is_refused(world_size: int, samples: int) -> None:
+def test_scaling_a_scaled_loss_is_refused(world_size: int, samples: int) -> None:
     rank = Rank(world_size)
     rank.take(samples, 12)
     scaled = rank.scaling.scale(rank.loss(), None)
@@ -160,7 +160,7 @@ def test_a_weight_that_cannot_be_is_refused(weight: float) -> None:
         (torch.ones(0), ()),
     ],
 )
-def test_what_is_no_loss_is_refused_with_what_to_give(
+def test_an_invalid_loss_is_refused_with_what_to_give(
     loss: Any, complaint: tuple[str, ...]
 ) -> None:
     rank = Rank(2)

@@ -91,7 +91,7 @@ def test_frozen_parameters_are_left_alone(known: bool) -> None:
     assert all(p.grad is None for p in frozen.parameters())
 
 
-def test_what_is_added_beside_the_scaled_loss_is_kept() -> None:
+def test_gradients_from_outside_of_the_scaled_loss_are_kept() -> None:
     model = _model()
     penalty = sum(p.square().sum() for p in model.parameters())
     loss = zero_loss(model(torch.ones(1, 2)).mean())

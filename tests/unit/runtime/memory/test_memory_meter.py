@@ -58,7 +58,7 @@ class FakeAllocator:
         return self.part
 
 
-def test_a_device_can_hold_what_is_reserved_and_what_is_free() -> None:
+def test_a_device_can_hold_its_reserved_and_its_free_memory() -> None:
     allocator = FakeAllocator()
     memory = DeviceMemory(DEVICE, allocator)
 
@@ -176,7 +176,7 @@ def fake(tmp_path: Path) -> FakeProcess:
 HELD = 1000 * 1000 * 1024
 
 
-def test_what_is_free_is_shared_among_the_ranks_of_a_machine(fake: FakeProcess) -> None:
+def test_free_memory_is_shared_among_the_ranks_of_a_machine(fake: FakeProcess) -> None:
     assert fake.memory(neighbours=4).limit_bytes() == HELD + 16 * GB
     assert fake.memory(neighbours=4, free=-1).limit_bytes() == HELD
 

@@ -157,7 +157,7 @@ def test_a_backward_pass_that_was_held_back_is_repeated_with_its_step(
     assert model.tried[:7] == [4] + [2] * 6
 
 
-def test_what_was_trained_of_the_step_comes_again(make_stride: MakeStride) -> None:
+def test_the_trained_part_of_the_step_is_repeated(make_stride: MakeStride) -> None:
     expected = train(make_stride(global_batch=12), Small(99), 2)
     model = ShortBack(99)
     stride = make_stride(global_batch=12)

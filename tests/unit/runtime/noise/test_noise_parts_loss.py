@@ -95,7 +95,7 @@ def test_later_changes_of_a_loss_do_not_count() -> None:
     assert float(step.total or 0) == 3.0
 
 
-def test_an_infinite_loss_is_none_and_its_noise_is_kept(
+def test_an_infinite_loss_is_left_out_and_its_noise_is_kept(
     measured: Callable[..., Solo], tmp_path: Path
 ) -> None:
     solo = measured()

@@ -300,7 +300,7 @@ def test_a_server_that_sends_single_bytes_is_left_at_the_deadline(begins: bytes)
 
 
 @pytest.mark.parametrize("name", SOURCES)
-def test_without_a_server_there_is_no_answer(name: str) -> None:
+def test_without_a_server_no_answer_arrives(name: str) -> None:
     with raises_message(NoAnswer):
         SOURCES[name](closed_port(), timeout_s=PATIENT_S).poll()
 

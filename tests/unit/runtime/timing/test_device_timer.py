@@ -341,7 +341,7 @@ def test_waiting_during_a_fetch_belongs_to_the_step_that_is_fetched() -> None:
     assert (first.wait_s, second.wait_s, second.data_s, second.busy_s) == (1.0, 2.0, 3.0, 13.0)
 
 
-def test_what_comes_after_the_loop_is_nobodys_step() -> None:
+def test_time_after_the_loop_belongs_to_no_step() -> None:
     bench = Bench()
     bench.step(0, forward_s=5.0)
     bench.end()

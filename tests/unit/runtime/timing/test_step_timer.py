@@ -53,7 +53,7 @@ def test_busy_is_data_and_compute_and_between_and_the_rest_is_waiting() -> None:
     assert bench.records == [StepRecord(3, 5, 13.0, 4.0, 2.0, 0.0, 0.0, True)]
 
 
-def test_what_is_excluded_is_neither_work_nor_waiting() -> None:
+def test_excluded_time_is_neither_work_nor_waiting() -> None:
     bench = Bench()
 
     bench.timer.fetch_started()
@@ -183,7 +183,7 @@ def test_waiting_during_a_fetch_belongs_to_the_step_that_is_fetched() -> None:
     assert second.busy_s == 14.0
 
 
-def test_the_time_between_two_passes_is_nobodys() -> None:
+def test_the_time_between_two_passes_belongs_to_no_step() -> None:
     bench = Bench()
     bench.fetch(0)
     bench.train(10.0, 0.0, 1.0)

@@ -42,11 +42,13 @@ def test_the_load_is_the_recorded_one_and_unknown_of_the_others() -> None:
 
 
 def test_every_report_has_the_load_at_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[list[float]] = []
+    reported: list[list[float]] = []
 
     def noting(control: Control, event: Event) -> object:
         if isinstance(event, Exchanged):
-            told.append([float(seen.cpu_load) for seen in event.observations if seen.worker == 1])
+            reported.append(
+                [float(seen.cpu_load) for seen in event.observations if seen.worker == 1]
+            )
         return advance(control, event)
 
     monkeypatch.setattr("evenstride.sim.engine.lockstep.advance", noting)
@@ -54,6 +56,6 @@ def test_every_report_has_the_load_at_its_end(monkeypatch: pytest.MonkeyPatch) -
 
     Simulation(plain, policy_from_spec("uniform")).run()
 
-    assert told[0] == pytest.approx([0.2]), "of four steps, two were not yet busy"
-    assert told[-2] == pytest.approx([0.2])
-    assert {round(load, 9) for load in told[-1]} == {0.6}, "whatever it is cut into"
+    assert reported[0] == pytest.approx([0.2]), "of four steps, two were not yet busy"
+    assert reported[-2] == pytest.approx([0.2])
+    assert {round(load, 9) for load in reported[-1]} == {0.6}, "whatever it is cut into"

@@ -30,7 +30,7 @@ POLICIES = ["adaptive", "dynamic-batching", "uniform"]
 
 @dataclass(frozen=True)
 class Alternating:
-    """Moves a sample to and fro at every exchange, and keeps what it was told in its state."""
+    """Moves a sample to and fro at every exchange, and keeps the reports in its state."""
 
     opening_steps: int = 0
 
@@ -79,7 +79,7 @@ def moved_at(track: SimulatedSteps) -> list[int]:
 
 
 @given(scenarios(every=st.integers(1, 5) | st.just("leader")), st.sampled_from(POLICIES))
-def test_every_step_shares_the_global_batch_among_those_who_are_there(
+def test_every_step_splits_the_global_batch_over_the_present_workers(
     made: Scenario, policy: str
 ) -> None:
     track = Simulation(made, policy_from_spec(policy), 1).run()
@@ -107,7 +107,7 @@ def test_the_same_seed_gives_the_same_run(made: Scenario, policy: str) -> None:
 @expensive
 @given(scenarios())
 def test_the_same_seed_gives_every_policy_the_same_noise(made: Scenario) -> None:
-    # Whoever has the same split has the same step, whatever happened before.
+    # A policy with the same split has the same step, whatever happened before.
     tracks = [Simulation(made, policy_from_spec(policy), 2).run() for policy in POLICIES]
 
     for step in range(made.steps):
@@ -169,7 +169,7 @@ def test_every_fleet_begins_with_a_cold_exchange() -> None:
 
 @pytest.mark.parametrize("policy", ["uniform", "dynamic-batching", "dbs", "adaptive"])
 def test_all_rows_of_a_table_pay_the_lag_that_informed_pays(policy: str) -> None:
-    """Whoever finds the best split with the first exchange is not ahead of informed."""
+    """A policy that finds the best split with the first exchange is not ahead of informed."""
     slow_at = {"kind": "step", "at": 20, "workers": 0, "speed": 0.25}
     made = scenario(events=[slow_at], exchange={"lag": 9, "cold_lag": 2})
 
@@ -199,11 +199,11 @@ def test_an_exchange_tells_all_steps_since_the_one_before() -> None:
 
     track = Simulation(made, policy).run()
 
-    told = [seen for situation in policy.situations for seen in situation.observations]
+    reported = [seen for situation in policy.situations for seen in situation.observations]
     for worker in (0, 1):
         steps = [
             (seen.first_step + offset, seen.share)
-            for seen in told
+            for seen in reported
             if seen.worker == worker
             for offset in range(seen.steps)
         ]

@@ -53,7 +53,7 @@ class TestLockstep:
         assert fast.period_s == slow.period_s == pytest.approx(4.5)
         assert outcome.waiting == pytest.approx(16 / 36)
 
-    def test_the_controller_is_told_what_each_worked_and_waited(self) -> None:
+    def test_the_controller_gets_each_workers_busy_and_waiting_time(self) -> None:
         policy = Recording(policy_from_spec("uniform"))
 
         Rounds(made(communication=LINKS), policy, AllReduce()).run()
@@ -114,7 +114,7 @@ class TestLockstep:
     ) -> None:
         outcome = ran("delayed", communication={"latency_s": latency_s}, steps=10)
 
-        # The first step has nothing beside it, and all wait for the last all-reduce.
+        # The first step has nothing next to it, and all wait for the last all-reduce.
         assert outcome.time_s == pytest.approx(4 + 9 * step_s + 2 * latency_s)
         assert (outcome.updates, outcome.staleness.maximum) == (10, 1)
         assert outcome.staleness.histogram[:2] == (1, 9)
@@ -127,7 +127,7 @@ class TestLockstep:
         begun = [entry.at_s for entry in record if isinstance(entry, Begun) and entry.worker == 0]
         assert begun == pytest.approx([0, 1, 4, 8])
 
-    def test_who_is_lost_in_a_round_takes_what_it_did_with_it(self) -> None:
+    def test_a_worker_lost_in_a_round_loses_its_work(self) -> None:
         record, lost = list[Entry](), {"kind": "lost", "at": 2, "workers": 1}
 
         outcome = ran("local-sgd(every=4)", "uniform", record, steps=6, events=[lost])
@@ -141,7 +141,7 @@ class TestLockstep:
         again = [e.positions for e in record if isinstance(e, Applied)][2]
         assert again == (range(10, 20), range(30, 40))
 
-    def test_who_leaves_in_a_round_brings_in_what_it_did(self) -> None:
+    def test_a_worker_that_leaves_in_a_round_contributes_its_work(self) -> None:
         leave = {"kind": "leave", "at": 2, "workers": 1}
 
         outcome = ran("local-sgd(every=4)", "uniform", steps=6, events=[leave])
@@ -149,7 +149,7 @@ class TestLockstep:
         assert [worker.samples for worker in outcome.workers] == [100, 20]
         assert outcome.time_s == pytest.approx(8 + 4 * 2)
 
-    def test_who_comes_begins_when_the_others_are_ready(self) -> None:
+    def test_a_worker_that_joins_begins_when_the_others_are_ready(self) -> None:
         join = {"kind": "join", "at": 2, "workers": 1}
 
         outcome = ran("bsp", "uniform", events=[join])
@@ -170,7 +170,7 @@ class TestLockstep:
 
 
 class TestFree:
-    def test_nobody_waits_in_asp(self) -> None:
+    def test_no_worker_waits_in_asp(self) -> None:
         record = list[Entry]()
 
         outcome = ran("asp", record=record, steps=5)
@@ -203,7 +203,7 @@ class TestFree:
         begun = [entry.at_s for entry in record if isinstance(entry, Begun) and entry.worker == 0]
         assert begun[:6] == pytest.approx([0, 1, 2, 4, 8, 12])
 
-    def test_who_had_to_wait_asks_for_the_weights_anew(self) -> None:
+    def test_a_worker_that_waited_requests_the_weights_again(self) -> None:
         record, links = list[Entry](), {"latency_s": 0.1}
 
         outcome = ran("ssp(staleness=0)", record=record, communication=links, steps=2)
@@ -227,7 +227,7 @@ class TestFree:
         ran(f"asp(servers={servers})", "uniform", record, communication=links, steps=10)
 
         mine = [t for k, t, _ in applied(record) if k == 0]
-        # A push and its answer; with several servers the first is told; a piece is asked for.
+        # A push and its answer; with several servers the first is informed; a piece is asked for.
         assert mine[1] - mine[0] == pytest.approx(1.0 + 0.1 * messages)
 
     def test_an_epoch_ends_for_all_together(self) -> None:
@@ -249,7 +249,7 @@ class TestFree:
         assert outcome.time_s == pytest.approx(200, abs=2)
         assert all(worker.period_s == pytest.approx(4, abs=0.1) for worker in outcome.workers)
 
-    def test_the_share_of_who_is_lost_is_trained_by_the_others(self) -> None:
+    def test_the_share_of_a_lost_worker_is_trained_by_the_others(self) -> None:
         record, lost = list[Entry](), {"kind": "lost", "at": 1, "workers": 1}
 
         outcome = ran("asp", "uniform", record, events=[lost])
@@ -261,7 +261,7 @@ class TestFree:
         after = next(e.positions for e in record if isinstance(e, Applied) and e.at_s > 2)
         assert after == (range(10, 20), range(30, 40))
 
-    def test_who_leaves_makes_its_update(self) -> None:
+    def test_a_leaving_worker_makes_its_update(self) -> None:
         record, leave = list[Entry](), {"kind": "leave", "at": 1, "workers": 1}
 
         outcome = ran("asp", "uniform", record, events=[leave])
@@ -270,7 +270,7 @@ class TestFree:
         assert next(entry for entry in record if isinstance(entry, Gone)) == Gone(1, 4.0)
 
     @pytest.mark.parametrize("mode", ["asp", "ssp(staleness=1)"])
-    def test_who_is_told_to_leave_gets_no_samples_and_holds_nobody_up(self, mode: str) -> None:
+    def test_a_worker_with_a_notice_gets_no_samples_and_delays_no_other(self, mode: str) -> None:
         notice = {"kind": "notice", "at": 2, "workers": 1}
         record = list[Entry]()
 
@@ -281,7 +281,7 @@ class TestFree:
         assert sum(at_s > last for at_s in begun) > 10
         assert outcome.samples == 400
 
-    def test_who_comes_gets_the_weights_first(self) -> None:
+    def test_a_worker_that_joins_gets_the_weights_first(self) -> None:
         record, join = list[Entry](), {"kind": "join", "at": 1, "workers": 1}
         links = {"latency_s": 0.1}
 
@@ -294,14 +294,14 @@ class TestFree:
             2.1 + 0.3 + 0.2 + 4.1
         )
 
-    def test_the_controller_is_told_what_each_worked_and_waited(self) -> None:
+    def test_the_controller_gets_each_workers_busy_and_waiting_time(self) -> None:
         join, links = {"kind": "join", "at": 1, "workers": 1}, {"latency_s": 0.1}
         policy = Recording(policy_from_spec("uniform"))
 
         AsyncRun(made(events=[join], communication=links), policy, Asynchronous()).run()
 
-        told = policy.situations
-        slow = next(seen for each in told for seen in each.observations if seen.worker == 1)
+        reported = policy.situations
+        slow = next(seen for each in reported for seen in each.observations if seen.worker == 1)
         # It came at 2.1 s, had the weights three messages later and a piece two more; a push and
         # its answer are its own time.
         assert slow.wait_s[0] == pytest.approx(0.5)
@@ -368,9 +368,9 @@ class TestAsked:
         with raises_message(ConfigError):
             ran("asp", "static:10,9")
 
-    def test_an_outcome_can_be_told_in_plain_values(self) -> None:
-        told = ran("asp").to_dict()
+    def test_an_outcome_converts_to_plain_values(self) -> None:
+        reported = ran("asp").to_dict()
 
-        assert told["updates"] == sum(worker["updates"] for worker in told["workers"])
-        assert told["staleness"]["count"] == told["updates"]
-        assert [worker["name"] for worker in told["workers"]] == ["fast/0", "slow/0"]
+        assert reported["updates"] == sum(worker["updates"] for worker in reported["workers"])
+        assert reported["staleness"]["count"] == reported["updates"]
+        assert [worker["name"] for worker in reported["workers"]] == ["fast/0", "slow/0"]

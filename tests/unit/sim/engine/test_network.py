@@ -36,12 +36,12 @@ def test_a_push_sends_one_part_after_the_other() -> None:
     assert queues().push(10.0) == pytest.approx([11.5, 12.5])
 
 
-def test_a_push_waits_at_each_server_for_who_came_before() -> None:
+def test_a_push_waits_at_each_server_for_earlier_pushes() -> None:
     full = queues()
     full.push(10.0)
 
     assert full.push(10.25) == pytest.approx([12.5, 13.5])
-    assert full.push(20.0) == pytest.approx([21.5, 22.5])  # nobody is there any more
+    assert full.push(20.0) == pytest.approx([21.5, 22.5])  # no worker is left
 
 
 def test_a_server_makes_one_update_after_the_other() -> None:
@@ -83,7 +83,7 @@ def test_more_servers_share_what_one_has_to_do() -> None:
 
 
 @given(st.lists(st.floats(0, 20), min_size=1, max_size=12), st.integers(1, 4))
-def test_first_come_first_served_and_nobody_sooner_than_alone(
+def test_requests_are_served_in_order_and_no_sooner_than_alone(
     asked_s: list[float], servers: int
 ) -> None:
     asked_s.sort()

@@ -1,4 +1,4 @@
-"""Workers that are told to leave get no samples in the simulator either, by the same controller."""
+"""Workers with a notice get no samples in the simulator either, by the same controller."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ POLICIES = [spec for spec in SPECS if "GIVEN" not in spec]
 GROUP = {"name": "w", "samples_per_s": 500.0, "fixed_s": 0.005, "cores": 2, "flops_per_s": 1e9}
 
 
-def _told(kind: str, at: int, workers: int | list[int] = 1) -> dict[str, Any]:
+def _reported(kind: str, at: int, workers: int | list[int] = 1) -> dict[str, Any]:
     return {"kind": kind, "at": at, "workers": workers}
 
 
@@ -38,7 +38,12 @@ def _split(track: SimulatedSteps, step: int) -> list[int]:
 
 @pytest.mark.parametrize("spec", POLICIES)
 def test_every_policy_gives_a_leaver_nothing_and_the_others_everything(spec: str) -> None:
-    events = [_told("notice", 20), _told("withdrawn", 30), _told("notice", 40), _told("leave", 50)]
+    events = [
+        _reported("notice", 20),
+        _reported("withdrawn", 30),
+        _reported("notice", 40),
+        _reported("leave", 50),
+    ]
     made = _scenario(*events, exchange={"lag": 2})
 
     track = Simulation(made, policy_from_spec(spec), 1).run()
@@ -62,11 +67,11 @@ def test_every_policy_gives_a_leaver_nothing_and_the_others_everything(spec: str
     st.sampled_from(POLICIES),
     st.integers(1, 5),
 )
-def test_whatever_happens_the_global_batch_is_shared_by_those_who_may(
-    told: list[tuple[str, int, int]], spec: str, lag: int
+def test_the_global_batch_is_always_split_over_the_serving_workers(
+    reported: list[tuple[str, int, int]], spec: str, lag: int
 ) -> None:
     try:
-        made = _scenario(*(_told(*one) for one in told), exchange={"lag": lag})
+        made = _scenario(*(_reported(*one) for one in reported), exchange={"lag": lag})
     except ValidationError:
         return
     simulation = Simulation(made, policy_from_spec(spec), 1)
@@ -77,20 +82,20 @@ def test_whatever_happens_the_global_batch_is_shared_by_those_who_may(
         assert split.sum() == 60
         assert (split[~there] == 0).all()
         serving = np.isin(np.arange(3), timeline.present(step))
-        settled = all(abs(step - at) > lag and at != step for _, at, _ in told if at <= step)
+        settled = all(abs(step - at) > lag and at != step for _, at, _ in reported if at <= step)
         if settled:
             assert ((split > 0) == serving).all()
 
 
 def test_the_standing_and_the_reason_are_those_of_the_table() -> None:
-    made = _scenario(_told("notice", 20), _told("lost", 30), _told("join", 40))
+    made = _scenario(_reported("notice", 20), _reported("lost", 30), _reported("join", 40))
     simulation = Simulation(made, policy_from_spec("adaptive"), 1)
     reasons = " | ".join(decided.reason for decided in simulation.run().decisions)
     assert "w/1 will leave" in reasons
 
 
-def test_who_is_told_it_all_and_the_oracle_know_who_serves() -> None:
-    made = _scenario(_told("notice", 20), exchange={"lag": 1})
+def test_the_informed_controller_and_the_oracle_know_the_serving_workers() -> None:
+    made = _scenario(_reported("notice", 20), exchange={"lag": 1})
     track = Simulation(made, Informed(), 1).run()
     assert _split(track, 30) == [30, 0, 30]
     oracle = reference_times(made, 1).oracle_mean_s
@@ -100,12 +105,12 @@ def test_who_is_told_it_all_and_the_oracle_know_who_serves() -> None:
 @pytest.mark.parametrize(
     ("events", "text"),
     [
-        ([_told("withdrawn", 5)], ("worker 1", "step 5")),
-        ([_told("notice", 5), _told("notice", 6)], ("worker 1", "step 6")),
-        ([_told("leave", 5), _told("notice", 6)], ("worker 1", "step 6")),
+        ([_reported("withdrawn", 5)], ("worker 1", "step 5")),
+        ([_reported("notice", 5), _reported("notice", 6)], ("worker 1", "step 6")),
+        ([_reported("leave", 5), _reported("notice", 6)], ("worker 1", "step 6")),
     ],
 )
-def test_what_cannot_happen_is_refused(events: list[dict[str, Any]], text: tuple[str, ...]) -> None:
+def test_impossible_events_are_refused(events: list[dict[str, Any]], text: tuple[str, ...]) -> None:
     with raises_message(ValidationError, *text):
         _scenario(*events)
 
@@ -113,4 +118,4 @@ def test_what_cannot_happen_is_refused(events: list[dict[str, Any]], text: tuple
 def test_a_notice_that_the_others_cannot_make_up_for_is_refused() -> None:
     groups = [{**GROUP, "count": 3, "max_share": 25}]
     with raises_message(ValidationError, "2 workers"):
-        scenario(workers=groups, global_batch=60, steps=60, events=[_told("notice", 5)])
+        scenario(workers=groups, global_batch=60, steps=60, events=[_reported("notice", 5)])

@@ -29,7 +29,7 @@ STRETCHES = st.tuples(st.lists(STEPS, min_size=1, max_size=8), st.tuples(SHARES,
 
 
 class _Both:
-    """The same history, told to the simulator's notes and to a recorder for each worker."""
+    """The same history, reported to the simulator's notes and to a recorder for each worker."""
 
     def __init__(self) -> None:
         self.notes, self.bands = Notes(WORKERS), Bands(WORKERS)

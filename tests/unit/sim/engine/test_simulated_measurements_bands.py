@@ -46,7 +46,7 @@ def test_many_bands_are_as_many_single_ones(history: list[Any]) -> None:
             assert bands.broke[-1].tolist() == broke
 
 
-def test_without_an_expectation_nobody_asks() -> None:
+def test_without_an_expected_time_no_worker_requests_an_exchange() -> None:
     bands = Bands(2)
 
     assert not bands.step(np.array([8, 8]), np.array([0.1, 9.0])).any()

@@ -51,7 +51,7 @@ def test_each_counts_its_own_updates() -> None:
     assert seen.cpu_load == 0.5
 
 
-def test_who_has_made_no_update_tells_of_none() -> None:
+def test_a_worker_without_an_update_reports_none() -> None:
     own = OwnNotes(3)
     own.add(1, 8, 2.0, 0.25)
 

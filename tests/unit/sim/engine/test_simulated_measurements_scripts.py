@@ -78,10 +78,10 @@ def test_no_worker_is_predicted_by_a_network_that_was_fitted_on_it(
     monkeypatch.setattr(predictors, "taught_on", lambda others: others)
     monkeypatch.setattr(predictors, "predictions", seen)
 
-    told = predictors.held_out(series)
+    reported = predictors.held_out(series)
 
     assert pairs == [({0.0}, {1.0, 2.0}), ({1.0}, {0.0, 2.0}), ({2.0}, {0.0, 1.0})]
-    assert (told == series[:, :, 0]).all()
+    assert (reported == series[:, :, 0]).all()
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_no_worker_is_predicted_by_a_network_that_was_fitted_on_it(
         (["--policies", "magic"], "magic"),
     ],
 )
-def test_what_cannot_be_compared_in_unseen_scenarios_is_refused(
+def test_invalid_comparisons_in_unseen_scenarios_are_refused(
     arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert unseen.main(arguments) == 2
@@ -109,15 +109,15 @@ def test_a_number_makes_the_same_unseen_scenario_always_and_another_one_another(
     assert {one.exchange.every for one in made} == {1, 5, "leader"}
 
 
-def test_who_is_behind_in_an_unseen_scenario_is_marked() -> None:
+def test_a_policy_behind_in_an_unseen_scenario_is_marked() -> None:
     number, (other, ours) = unseen.perform((3, ("uniform", "adaptive")))
     better = replace(ours, efficiency_mean=1.02 * other.efficiency_mean)
     worse = replace(ours, efficiency_mean=0.98 * other.efficiency_mean)
     best = replace(other, policy="static", efficiency_mean=1.5 * other.efficiency_mean)
 
-    told, ahead = unseen.line(number, (better, other))
-    assert "+2.00% of uniform" in told
-    assert not told.endswith("behind")
+    reported, ahead = unseen.line(number, (better, other))
+    assert "+2.00% of uniform" in reported
+    assert not reported.endswith("behind")
     assert ahead == pytest.approx(0.02)
     assert unseen.line(number, (worse, other))[0].endswith("behind")
     assert "of static" in unseen.line(number, (better, other, best))[0]
@@ -194,7 +194,7 @@ def test_a_block_is_predicted_by_the_mean_times_and_the_noise_of_the_calibration
     assert uneven.noise == pytest.approx(0.5 / (0.6745 * 2**0.5))
 
 
-def test_the_scatter_from_step_to_step_is_noise_and_what_is_seldom_is_not() -> None:
+def test_scatter_between_steps_is_noise_and_rare_spikes_are_not() -> None:
     report, rng = measured(1.0), np.random.default_rng(0)
     for calibration in report["calibrations"]:
         second = calibration["steps_s"][1]

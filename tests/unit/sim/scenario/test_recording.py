@@ -1,4 +1,4 @@
-"""A recording that cannot be used is told from one that is not there."""
+"""A recording that cannot be used is distinguished from a missing one."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ DAMAGED = {
 
 
 @pytest.mark.parametrize("what", DAMAGED)
-def test_a_damaged_one_is_told_as_such(path: Path, what: str) -> None:
+def test_a_damaged_recording_is_refused(path: Path, what: str) -> None:
     path.write_bytes(DAMAGED[what])
 
     with pytest.raises(ScenarioError) as caught:
@@ -78,14 +78,14 @@ def test_a_damaged_one_is_told_as_such(path: Path, what: str) -> None:
     check_message(str(caught.value), path)
 
 
-def test_one_that_the_system_does_not_give_is_told_with_its_reason(path: Path) -> None:
+def test_an_unreadable_recording_is_refused_with_the_reason(path: Path) -> None:
     path.mkdir()
 
     with raises_message(ScenarioError):
         load_recording(DAY)
 
 
-def test_a_day_that_is_missing_is_told_as_such(path: Path) -> None:
+def test_a_missing_day_is_refused(path: Path) -> None:
     path.write_bytes(SOUND)
 
     with pytest.raises(ScenarioError) as caught:
@@ -95,7 +95,7 @@ def test_a_day_that_is_missing_is_told_as_such(path: Path) -> None:
 
 
 @pytest.mark.parametrize("folder", ["nowhere", "traces/planetlab-cpu.npz"])
-def test_one_that_is_not_there_is_told_as_such(
+def test_a_missing_recording_is_refused(
     path: Path, monkeypatch: pytest.MonkeyPatch, folder: str
 ) -> None:
     path.write_bytes(SOUND)

@@ -24,23 +24,23 @@ REPLAY = "events:\n  - kind: replay\n    at: 0\n    workers: all\n"
 
 
 @pytest.fixture
-def told(tmp_path: Path) -> Path:
+def path(tmp_path: Path) -> Path:
     """The file that tests write."""
     return tmp_path / "made.yaml"
 
 
 def refusal(path: Path, text: str) -> str:
-    """Return what is said about a file with this text, without the path of its folder."""
+    """Return the message about a file with this text, without the path of its folder."""
     path.write_text(text)
     with pytest.raises(ScenarioError) as caught:
         load_scenario(path)
     return str(caught.value).replace(f"{path.parent}/", "")
 
 
-def test_the_good_file_is_read(told: Path) -> None:
-    told.write_text(GOOD)
+def test_the_good_file_is_read(path: Path) -> None:
+    path.write_text(GOOD)
 
-    made = load_scenario(told)
+    made = load_scenario(path)
 
     assert (made.name, made.global_batch, made.steps, made.size) == ("good", 64, 100, 3)
     assert [group.samples_per_s for group in made.workers] == [100.0, 50.0]
@@ -70,11 +70,11 @@ VALUES = [
 
 
 @pytest.mark.parametrize(("old", "new", "text"), VALUES, ids=[f"{o}={n}" for o, n, _ in VALUES])
-def test_a_wrong_value_is_told_with_its_line_and_the_range(
-    told: Path, old: str, new: str, text: str
+def test_a_wrong_value_is_refused_with_its_line_and_the_range(
+    path: Path, old: str, new: str, text: str
 ) -> None:
     assert old in GOOD
-    said = refusal(told, GOOD.replace(old, new))
+    said = refusal(path, GOOD.replace(old, new))
 
     assert text in said
     assert said.startswith("made.yaml:")
@@ -125,18 +125,18 @@ EVENTS = [
 
 
 @pytest.mark.parametrize(("event", "text"), EVENTS, ids=[event for event, _ in EVENTS])
-def test_a_wrong_event_is_told_with_its_line(told: Path, event: str, text: str) -> None:
-    said = refusal(told, f"{GOOD}events:\n  - {event}\n")
+def test_a_wrong_event_is_refused_with_its_line(path: Path, event: str, text: str) -> None:
+    said = refusal(path, f"{GOOD}events:\n  - {event}\n")
 
     assert said.startswith("made.yaml:8: ")
     assert text in said
     assert "\n" not in said
 
 
-def test_the_line_is_that_of_the_field_and_not_of_its_event(told: Path) -> None:
+def test_the_line_is_that_of_the_field_and_not_of_its_event(path: Path) -> None:
     events = "events:\n  - kind: step\n    at: 3\n    workers: 0\n    speed: fast\n"
 
-    assert refusal(told, GOOD + events).startswith("made.yaml:11: events[0].speed: 'fast'")
+    assert refusal(path, GOOD + events).startswith("made.yaml:11: events[0].speed: 'fast'")
 
 
 MEMBERSHIP = [
@@ -157,39 +157,39 @@ MEMBERSHIP = [
 
 
 @pytest.mark.parametrize(("moves", "text"), MEMBERSHIP, ids=str)
-def test_membership_that_leaves_nobody_or_too_few_is_refused(
-    told: Path, moves: list[tuple[str, int, object]], text: tuple[str, ...]
+def test_membership_that_leaves_too_few_workers_is_refused(
+    path: Path, moves: list[tuple[str, int, object]], text: tuple[str, ...]
 ) -> None:
     events = "".join(f"  - {{kind: {k}, at: {a}, workers: {w}}}\n" for k, a, w in moves)
 
-    check_message(refusal(told, f"{GOOD}events:\n{events}"), *text)
+    check_message(refusal(path, f"{GOOD}events:\n{events}"), *text)
 
 
-def test_workers_may_join_at_the_very_start(told: Path) -> None:
-    told.write_text(f"{GOOD}events:\n  - {{kind: join, at: 0, workers: all}}\n")
+def test_workers_may_join_at_the_very_start(path: Path) -> None:
+    path.write_text(f"{GOOD}events:\n  - {{kind: join, at: 0, workers: all}}\n")
 
-    assert load_scenario(told).events[0].at == 0
+    assert load_scenario(path).events[0].at == 0
 
 
 def test_the_day_of_a_recording_may_be_written_as_a_number(
-    told: Path, data_root: Path, monkeypatch: pytest.MonkeyPatch
+    path: Path, data_root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("EVENSTRIDE_DATA", str(data_root))
     load_recording.cache_clear()
-    told.write_text(f"{GOOD}{REPLAY}    day: 20110322\n")
+    path.write_text(f"{GOOD}{REPLAY}    day: 20110322\n")
 
-    (event,) = load_scenario(told).events
+    (event,) = load_scenario(path).events
 
     assert isinstance(event, LoadReplay)
     assert event.day == "20110322"
 
 
-def test_workers_may_be_replaced_within_one_step(told: Path) -> None:
+def test_workers_may_be_replaced_within_one_step(path: Path) -> None:
     events = "events:\n  - {kind: leave, at: 9, workers: [0, 1]}\n"
-    told.write_text(GOOD.replace("40}", "64}") + events + "  - {kind: leave, at: 12, workers: 2}\n"
+    path.write_text(GOOD.replace("40}", "64}") + events + "  - {kind: leave, at: 12, workers: 2}\n"
                     "  - {kind: join, at: 12, workers: 0}\n")  # fmt: skip
 
-    assert len(load_scenario(told).events) == 3
+    assert len(load_scenario(path).events) == 3
 
 
 @pytest.mark.parametrize(
@@ -202,9 +202,9 @@ def test_workers_may_be_replaced_within_one_step(told: Path) -> None:
     ],
 )  # fmt: skip
 def test_bounds_that_the_global_batch_cannot_meet_are_refused(
-    told: Path, old: str, new: str, text: tuple[str, ...]
+    path: Path, old: str, new: str, text: tuple[str, ...]
 ) -> None:
-    check_message(refusal(told, GOOD.replace(old, new)), *text)
+    check_message(refusal(path, GOOD.replace(old, new)), *text)
 
 
 OTHERS = [
@@ -248,71 +248,71 @@ OTHERS = [
 
 
 @pytest.mark.parametrize(("more", "text"), OTHERS, ids=[more[:30] for more, _ in OTHERS])
-def test_what_else_is_wrong_is_told_with_its_line(told: Path, more: str, text: str) -> None:
-    assert text in refusal(told, GOOD + more)
+def test_other_errors_are_refused_with_their_line(path: Path, more: str, text: str) -> None:
+    assert text in refusal(path, GOOD + more)
 
 
 @pytest.mark.parametrize("text", ["", "\n\n", "# nothing\n", "- 1\n- 2\n", "hello\n", "5\n", "~\n"])
-def test_what_is_no_scenario_at_all_is_refused(told: Path, text: str) -> None:
+def test_a_file_without_a_scenario_is_refused(path: Path, text: str) -> None:
     empty = "the file is empty; " if text[:1] in "\n#" else ""
     fields = "(name, global_batch, workers, ...)"
     said = f"made.yaml:1: {empty}a scenario consists of names and values {fields}"
-    assert refusal(told, text) == said
+    assert refusal(path, text) == said
 
 
-def test_all_that_is_missing_is_told_at_once(told: Path) -> None:
-    said = refusal(told, "name: a\nworkers:\n  - {count: 3}\n").splitlines()
+def test_all_missing_fields_are_reported_at_once(path: Path) -> None:
+    said = refusal(path, "name: a\nworkers:\n  - {count: 3}\n").splitlines()
 
     assert said[0] == "made.yaml:1: global_batch: Field required"
     assert said[1] == "made.yaml:3: workers[0].samples_per_s: Field required"
     assert len(said) == 2
 
 
-def test_a_file_without_workers_is_refused(told: Path) -> None:
-    nobody = GOOD.partition("workers")[0]
+def test_a_file_without_workers_is_refused(path: Path) -> None:
+    no_workers = GOOD.partition("workers")[0]
 
-    check_message(refusal(told, f"{nobody}workers: []\n"), "made.yaml")
-    assert "made.yaml:1: workers: Field required" in refusal(told, nobody)
+    check_message(refusal(path, f"{no_workers}workers: []\n"), "made.yaml")
+    assert "made.yaml:1: workers: Field required" in refusal(path, no_workers)
 
 
-def test_of_very_many_errors_the_first_ten_are_told(told: Path) -> None:
+def test_of_very_many_errors_the_first_ten_are_reported(path: Path) -> None:
     workers = "  - {samples_per_s: -1}\n" * 15
 
-    said = refusal(told, f"name: a\nglobal_batch: 99\nworkers:\n{workers}").splitlines()
+    said = refusal(path, f"name: a\nglobal_batch: 99\nworkers:\n{workers}").splitlines()
 
     assert len(said) == 11
     assert said[9].startswith("made.yaml:13: workers[9].samples_per_s: -1")
     assert said[10] == "made.yaml: and 5 more"
 
 
-def test_a_long_value_is_shortened(told: Path) -> None:
-    said = refusal(told, GOOD.replace("64", "x" * 500))
+def test_a_long_value_is_shortened(path: Path) -> None:
+    said = refusal(path, GOOD.replace("64", "x" * 500))
 
     assert len(said) < 200
     assert "xxx..." in said
 
 
 @pytest.mark.parametrize("text", ["about: &a [*a]\n", "about: &a {x: *a}\n"])
-def test_a_value_that_contains_itself_is_refused(told: Path, text: str) -> None:
-    assert refusal(told, GOOD + text).startswith("made.yaml:7: ")
+def test_a_value_that_contains_itself_is_refused(path: Path, text: str) -> None:
+    assert refusal(path, GOOD + text).startswith("made.yaml:7: ")
 
 
-def test_a_value_that_stands_for_another_is_read(told: Path) -> None:
+def test_a_value_that_stands_for_another_is_read(path: Path) -> None:
     shared = "- &x {name: x, samples_per_s: 9}\n  - {<<: *x, name: z}\n"
-    told.write_text(f"{GOOD}  {shared}")
+    path.write_text(f"{GOOD}  {shared}")
 
-    assert [group.name for group in load_scenario(told).workers] == ["x", "y", "x", "z"]
+    assert [group.name for group in load_scenario(path).workers] == ["x", "y", "x", "z"]
 
 
-def test_numbers_may_be_written_as_people_do(told: Path) -> None:
-    told.write_text(GOOD.replace("100}", "1e2, fixed_s: 1.e-3, max_share: 1_000}"))
+def test_numbers_may_be_written_as_people_do(path: Path) -> None:
+    path.write_text(GOOD.replace("100}", "1e2, fixed_s: 1.e-3, max_share: 1_000}"))
 
-    group = load_scenario(told).workers[0]
+    group = load_scenario(path).workers[0]
 
     assert (group.samples_per_s, group.fixed_s, group.max_share) == (100.0, 0.001, 1000)
 
 
-def test_a_file_that_cannot_be_read_is_told_with_the_reason(tmp_path: Path) -> None:
+def test_an_unreadable_file_is_refused_with_the_reason(tmp_path: Path) -> None:
     binary = tmp_path / "binary.yaml"
     binary.write_bytes(b"\xff\xfe\x00a")
 
@@ -326,25 +326,25 @@ def test_a_file_that_cannot_be_read_is_told_with_the_reason(tmp_path: Path) -> N
         assert str(caught.value) == f"cannot read {path}: {reason}"
 
 
-def test_a_missing_recording_is_told_with_file_and_line(
-    told: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_missing_recording_is_refused_with_file_and_line(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("EVENSTRIDE_DATA", str(tmp_path))
     load_recording.cache_clear()
 
-    said = refusal(told, GOOD + REPLAY)
+    said = refusal(path, GOOD + REPLAY)
 
     check_message(said, "made.yaml", "events[0].kind", "cpu.npz")
 
 
 def test_machines_that_were_not_recorded_are_refused(
-    told: Path, data_root: Path, monkeypatch: pytest.MonkeyPatch
+    path: Path, data_root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("EVENSTRIDE_DATA", str(data_root))
     load_recording.cache_clear()
 
-    unknown = refusal(told, f"{GOOD}{REPLAY}    machines: [0, 1, 99999]\n")
-    many = refusal(told, f"{GOOD.replace('count: 2', 'count: 5000')}{REPLAY}".replace("64", "9999"))
+    unknown = refusal(path, f"{GOOD}{REPLAY}    machines: [0, 1, 99999]\n")
+    many = refusal(path, f"{GOOD.replace('count: 2', 'count: 5000')}{REPLAY}".replace("64", "9999"))
 
     assert "made.yaml:11: events[0].machines: 99999 (allowed: a machine from 0 to 1051)" in unknown
     assert "made.yaml:10: events[0].workers: 5001 workers, but 1052 machines were recorded" in many

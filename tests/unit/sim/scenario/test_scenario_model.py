@@ -14,7 +14,7 @@ RANGE = "(allowed: 1e-06 to 1e+06 in total)"
 
 
 @pytest.fixture
-def told(tmp_path: Path) -> Path:
+def reported(tmp_path: Path) -> Path:
     """The file that tests write."""
     return tmp_path / "made.yaml"
 
@@ -30,8 +30,8 @@ def step(speed: float, at: int = 3, until: int | None = None, workers: object = 
     return f"kind: step, at: {at}{end}, workers: {workers}, speed: {speed}"
 
 
-def test_very_many_slow_downs_at_once_are_refused(told: Path) -> None:
-    said = refusal(told, with_events(*[step(1e-6)] * 54))
+def test_very_many_slow_downs_at_once_are_refused(reported: Path) -> None:
+    said = refusal(reported, with_events(*[step(1e-6)] * 54))
 
     check_message(said, "made.yaml", "61", "events[53].speed", "worker 0")
 
@@ -61,17 +61,17 @@ OVERLAPS = [
 
 @pytest.mark.parametrize(("events", "number", "text"), OVERLAPS, ids=str)
 def test_speeds_that_come_to_too_much_together_are_refused(
-    told: Path, events: list[str], number: int, text: tuple[str, ...]
+    reported: Path, events: list[str], number: int, text: tuple[str, ...]
 ) -> None:
-    said = refusal(told, with_events(*events))
+    said = refusal(reported, with_events(*events))
 
     assert said.startswith(f"made.yaml:{8 + number}: events[{number}].speed: ")
     check_message(said, *text)
     assert said.endswith(RANGE)
 
 
-def test_so_are_those_that_a_recording_slows_down_further(told: Path) -> None:
-    said = refusal(told, with_events(step(1e-6), "kind: replay, at: 9, workers: all"))
+def test_so_are_those_that_a_recording_slows_down_further(reported: Path) -> None:
+    said = refusal(reported, with_events(step(1e-6), "kind: replay, at: 9, workers: all"))
 
     assert said.startswith("made.yaml:9: events[1].least_speed: ")
     check_message(said, "worker 0", "1e-07")
@@ -90,7 +90,7 @@ FINE = [
 
 
 @pytest.mark.parametrize("events", FINE, ids=lambda events: f"{len(events)} {events[0]}")
-def test_speeds_within_the_range_are_read(told: Path, events: list[str]) -> None:
-    told.write_text(with_events(*events))
+def test_speeds_within_the_range_are_read(reported: Path, events: list[str]) -> None:
+    reported.write_text(with_events(*events))
 
-    assert len(load_scenario(told).events) == len(events)
+    assert len(load_scenario(reported).events) == len(events)

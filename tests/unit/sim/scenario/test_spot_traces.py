@@ -67,14 +67,14 @@ def test_sound_recordings_are_read_in_order(path: Path) -> None:
     assert spot_traces("group") == (first, second)
 
 
-def test_a_name_that_is_not_there_is_told_with_those_that_are(path: Path) -> None:
+def test_an_unknown_name_is_refused_with_the_available_ones(path: Path) -> None:
     path.write_bytes(packed(SOUND))
 
     with raises_message(ScenarioError, "'x'"):
         spot_traces("x")
 
 
-def test_recordings_that_are_not_there_are_told_with_the_way_out(path: Path) -> None:
+def test_missing_recordings_are_refused_with_the_remedy(path: Path) -> None:
     with raises_message(ScenarioError, "EVENSTRIDE_DATA"):
         load_spot_traces()
 
@@ -93,7 +93,7 @@ BAD: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_what_is_no_recording_is_told_as_damaged(path: Path, name: str) -> None:
+def test_a_file_that_is_no_recording_is_refused_as_damaged(path: Path, name: str) -> None:
     path.write_bytes(packed(BAD[name]))
 
     with raises_message(ScenarioError):
@@ -105,7 +105,7 @@ def test_what_is_no_recording_is_told_as_damaged(path: Path, name: str) -> None:
     [b"", b"no archive", packed(SOUND)[:-9], packed(SOUND)[:12] + bytes(4) + packed(SOUND)[16:]],
     ids=["empty", "another thing", "cut", "garbled"],
 )
-def test_a_damaged_file_is_told_as_such(path: Path, raw: bytes) -> None:
+def test_a_damaged_file_is_refused(path: Path, raw: bytes) -> None:
     path.write_bytes(raw)
 
     with raises_message(ScenarioError):
@@ -138,7 +138,7 @@ def test_lives_are_counted_from_the_first_look() -> None:
     assert recorded.events() == ((100.0, 0, True), (300.0, 0, False), (400.0, 1, True))
 
 
-def test_who_was_there_at_first_has_no_age() -> None:
+def test_a_machine_up_from_the_start_has_no_age() -> None:
     recorded = machines([trace([1, 0, 1, 0])])
 
     assert recorded.lives().age_s.tolist() == [50.0]
@@ -207,21 +207,21 @@ def test_from_scratch_all_is_done_again() -> None:
     assert isclose(found.machine_s, 500 * 2 + 300 + 1010.2 * 2)
 
 
-def test_who_waits_loses_the_wait_and_a_step() -> None:
+def test_a_job_that_waits_loses_the_wait_and_a_step() -> None:
     found = outcome(WAIT)
 
     assert isclose(found.total_s, 800 + 10.2 + (2000 - 979) * 0.5)
     assert (found.recomputed, found.interrupted, found.restarts) == (0, 10, 2)
 
 
-def test_who_waits_without_a_survivor_begins_anew() -> None:
+def test_a_job_that_waits_without_a_survivor_begins_again() -> None:
     found = outcome(WAIT, [2] * 5 + [0] + [2] * 14)
 
     assert found.recomputed == 9790
     assert isclose(found.total_s, 600 + 10.2 + 1000)
 
 
-def test_who_saves_falls_back_to_the_last_save() -> None:
+def test_a_job_that_saves_falls_back_to_the_last_save() -> None:
     found = outcome(replace(FIXED, saving=100.0))
 
     assert isclose(found.total_s, 800 + 10.2 + 600 + 5 * 5)
@@ -333,7 +333,7 @@ def test_a_loss_makes_saves_more_frequent() -> None:
     assert hit.saves == 4
 
 
-def test_who_uses_one_machine_pays_for_one() -> None:
+def test_a_job_on_one_machine_pays_for_one() -> None:
     found = outcome(SCRATCH, [2] * 30, replace(JOB, size=1))
 
     assert found.total_s == pytest.approx(10.2 + 2000)
@@ -358,7 +358,7 @@ def test_more_machines_than_samples_leave_some_out() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "reported"),
     [
         ({"size": 3}, ()),
         ({"size": 0}, ()),
@@ -368,6 +368,8 @@ def test_more_machines_than_samples_leave_some_out() -> None:
         ({"per_sample_s": (0.1, 0.0)}, ()),
     ],
 )
-def test_a_job_that_does_not_fit_is_refused(change: dict[str, Any], told: tuple[str, ...]) -> None:
-    with raises_message(ScenarioError, *told):
+def test_a_job_that_does_not_fit_is_refused(
+    change: dict[str, Any], reported: tuple[str, ...]
+) -> None:
+    with raises_message(ScenarioError, *reported):
         outcome(SCRATCH, job=replace(JOB, **change))

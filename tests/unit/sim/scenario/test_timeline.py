@@ -122,7 +122,7 @@ def test_workers_leave_and_come_back() -> None:
     assert timeline.moves == timeline.changes == (3, 6)
 
 
-def test_who_only_joins_was_not_there_from_the_start() -> None:
+def test_a_worker_that_only_joins_is_absent_at_the_start() -> None:
     late = scenario(steps=STEPS, events=[{"kind": "join", "at": 4, "workers": 0}])
 
     timeline = Timeline(late, 0)
@@ -147,7 +147,7 @@ def test_a_replay_takes_the_recorded_part_of_the_processor(
         np.testing.assert_allclose(timeline.speed(step), expected)
 
 
-def test_a_recording_that_is_not_there_is_told_with_the_way_out(
+def test_a_missing_recording_is_refused_with_the_remedy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("EVENSTRIDE_DATA", str(tmp_path))
@@ -158,9 +158,7 @@ def test_a_recording_that_is_not_there_is_told_with_the_way_out(
 
 
 @given(scenarios(), st.integers(0, 5))
-def test_its_changes_are_the_steps_at_which_a_worker_who_is_there_changes(
-    made: Any, seed: int
-) -> None:
+def test_its_changes_are_the_steps_at_which_a_present_worker_changes(made: Any, seed: int) -> None:
     timeline = Timeline(made, seed)
 
     changes, moves = [], []
@@ -188,14 +186,14 @@ def test_what_leaves_the_speed_as_it_is_is_no_change(event: dict[str, Any]) -> N
     assert changes(event) == ()
 
 
-def test_what_befalls_those_who_are_away_is_no_change() -> None:
+def test_an_event_of_absent_workers_is_not_a_change() -> None:
     away = [{"kind": "leave", "at": 2, "workers": 1}, {"kind": "join", "at": 9, "workers": 1}]
     slower = {"kind": "step", "at": 4, "workers": 1, "speed": 0.5, "until": 10}
 
     assert changes(*away, slower) == (2, 9, 10)
 
 
-def test_a_change_that_another_one_undoes_at_once_is_none() -> None:
+def test_a_change_that_another_one_undoes_at_once_does_not_count() -> None:
     slower = {"kind": "step", "at": 2, "workers": 0, "speed": 0.5, "until": 6}
     again = {"kind": "step", "at": 6, "workers": 0, "speed": 0.5}
 
@@ -203,7 +201,7 @@ def test_a_change_that_another_one_undoes_at_once_is_none() -> None:
     assert speeds(slower, again)[5:7] == [0.5, 0.5]
 
 
-def test_a_worker_who_leaves_and_joins_in_one_step_was_never_away() -> None:
+def test_a_worker_that_leaves_and_joins_in_one_step_was_never_absent() -> None:
     again = [{"kind": "leave", "at": 5, "workers": 1}, {"kind": "join", "at": 5, "workers": 1}]
     timeline = Timeline(scenario(steps=STEPS, events=again), 0)
 
@@ -240,7 +238,7 @@ def test_a_shorter_run_is_the_beginning_of_a_longer_one(
     assert part.moves == tuple(step for step in whole.moves if step < steps)
 
 
-def test_bursts_hang_neither_on_the_run_nor_on_who_else_has_some() -> None:
+def test_bursts_depend_neither_on_the_run_nor_on_other_workers() -> None:
     bursts = {"kind": "bursty", "at": 0, "speed": 0.5, "mean_steps": 3, "mean_gap": 3}
     both, alone = {**bursts, "workers": [0, 1]}, {**bursts, "workers": [1]}
 
@@ -272,7 +270,7 @@ def test_what_lies_after_the_run_costs_nothing(event: dict[str, Any]) -> None:
     assert most < 1_000_000
 
 
-def test_an_event_costs_what_its_own_workers_do_however_many_others_there_are(
+def test_the_cost_of_an_event_depends_only_on_its_own_workers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Counted, as times differ from machine to machine."""

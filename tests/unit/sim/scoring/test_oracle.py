@@ -1,4 +1,4 @@
-"""The oracle, the equal split and the controller that is told the truth."""
+"""The oracle, the equal split and the controller that knows the truth."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_the_informed_controller_keeps_to_the_leaders_cadence(made: Scenario) ->
 
 
 @pytest.mark.parametrize("cold_lag", [1, 6])
-def test_the_informed_controller_knows_nobody_in_a_fleet_of_new_workers(cold_lag: int) -> None:
+def test_the_informed_controller_knows_no_worker_of_a_new_fleet(cold_lag: int) -> None:
     late = [{"kind": "join", "at": 9, "workers": [2, 3]}]
     gone = [{"kind": "leave", "at": 9, "workers": [0, 1]}]
     back = [{"kind": "join", "at": 20, "workers": 0}]
@@ -210,7 +210,7 @@ def test_among_many_alike_the_best_split_is_the_same_and_each_kind_is_looked_at_
     assert len(alike.each.speed) == len(kinds)
 
 
-def test_what_only_depends_on_who_is_there_is_formed_once_for_them(
+def test_values_that_depend_only_on_the_present_workers_are_computed_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     formed: list[Fleet] = []

@@ -137,7 +137,7 @@ def test_after_a_change_it_is_counted_from_there_and_the_worst_counts(
 def test_an_event_that_leaves_no_time_for_an_answer_does_not_count(
     at: int, lag: int, stretch: tuple[int, int], found: int | None
 ) -> None:
-    """Beside it there is one that is answered at once."""
+    """Another one is answered at once."""
     late = [step_event(at)]
 
     alone = row(slow(stretch), lag=lag, events=late)

@@ -102,7 +102,7 @@ def test_events_that_fewer_steps_leave_no_room_for_do_not_happen() -> None:
     assert Timeline(changed(made, {"steps": 5}), 0).changes == ()
 
 
-def test_who_joins_after_the_last_step_is_not_there_before() -> None:
+def test_a_worker_that_joins_after_the_last_step_is_absent_before() -> None:
     late = scenario(events=[{"kind": "join", "at": 30, "workers": 1}])
 
     short = changed(changed(late, {"steps": 30}), {"exchange.lag": 2})
@@ -147,7 +147,9 @@ def test_changes_of_a_file_are_read_as_overrides(tmp_path: Path) -> None:
         ("static:20,20,10", ("2 workers",)),
     ],
 )
-def test_what_cannot_be_served_is_refused_or_left_out(policy: str, reason: tuple[str, ...]) -> None:
+def test_policies_that_cannot_serve_are_refused_or_left_out(
+    policy: str, reason: tuple[str, ...]
+) -> None:
     with raises_message(ConfigError, *reason):
         planned(["uniform", policy])
 
@@ -171,7 +173,7 @@ def test_a_policy_is_asked_about_every_fleet_there_will_be() -> None:
     check_message(suite.left_out[0].reason, "step 9", "2 workers")
 
 
-def test_static_serves_those_who_declare_their_resource() -> None:
+def test_static_serves_workers_that_declare_their_resource() -> None:
     declared = [{**FAST, "cores": 4}, {**SLOW, "cores": 1}]
 
     suite = planned(["static:cores", "static"], leave_out=True, workers=declared)
@@ -180,7 +182,7 @@ def test_static_serves_those_who_declare_their_resource() -> None:
     assert [ran.row.policy for ran in simulate(suite)] == ["static:cores"] * 2
 
 
-def test_left_out_is_told_once_for_all_lags() -> None:
+def test_a_left_out_policy_is_reported_once_for_all_lags() -> None:
     suite = planned(["uniform", "static"], leave_out=True, overrides=Overrides(lags=(1, 3)))
 
     assert len(suite.left_out) == 1
@@ -239,8 +241,8 @@ def test_scenarios_that_lack_their_recording_are_left_out_or_refused(tmp_path: P
     assert [scenario.name for scenario, _ in suite.cases] == ["calm", "calm"]
     (left_out,) = suite.left_out
     assert (left_out.policy, left_out.scenario) == (EVERY, "load")
-    told = left_out.reason.partition(";")[0]
-    check_message(told, "a.yaml", "events[0].kind", "EVENSTRIDE_DATA", "cpu.npz")
+    reported = left_out.reason.partition(";")[0]
+    check_message(reported, "a.yaml", "events[0].kind", "EVENSTRIDE_DATA", "cpu.npz")
     with pytest.raises(ScenarioError) as caught:
         plan(files, ["uniform"], [0], Overrides(), leave_out=False)
     assert str(caught.value) == left_out.reason

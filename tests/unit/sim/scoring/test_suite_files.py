@@ -73,7 +73,7 @@ def test_a_scenario_runs(path: Path) -> None:
 
 @each_scenario
 @pytest.mark.usefixtures("recordings")
-def test_what_befalls_a_scenario_is_worked_out_to_its_end(path: Path) -> None:
+def test_the_events_of_a_scenario_are_computed_to_its_end(path: Path) -> None:
     whole = load_scenario(path)
 
     timeline = Timeline(whole, seed=0)
@@ -252,7 +252,7 @@ def test_a_seed_without_a_change_does_not_count_as_never_found_after_one() -> No
     assert change.seen == "2/3"
 
 
-def test_what_is_shown_of_the_steps_is_what_is_judged() -> None:
+def test_the_shown_steps_are_the_judged_ones() -> None:
     cold, _ = steps_checks([4, 5], [True, True])
 
     assert (cold.seen, cold.kept) == ("4/5", True)
@@ -281,7 +281,7 @@ def test_a_policy_that_a_scenario_cannot_serve_is_left_out_and_the_others_run(
     assert [one.policy for one in planned.casts[0].unfit] == ["static:cores"]
 
 
-def test_a_policy_that_there_is_not_is_refused_before_anything_runs(
+def test_an_unknown_policy_is_refused_before_anything_runs(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     code = suite.main(["--policies", "dbss", "--only", "h2"])
@@ -321,7 +321,7 @@ def test_a_scenario_with_a_mistake_is_refused_even_without_the_recording(
         suite.plan(suite.parse([]))
 
 
-def test_a_scenario_that_is_not_there_is_refused_before_anything_runs() -> None:
+def test_a_missing_scenario_is_refused_before_anything_runs() -> None:
     with raises_message(ScenarioError, "nowhere.yaml"):
         suite.plan(suite.parse(["--only", "nowhere"]))
 

@@ -68,7 +68,7 @@ class Bench:
         ("corrupt-newest", signal.SIGKILL),
     ],
 )
-def test_a_fault_befalls_its_worker_at_its_step_and_is_noted_before(
+def test_a_fault_hits_its_worker_at_its_step_and_is_noted_before(
     tmp_path: Path, sent: list[int], kind: Any, number: int
 ) -> None:
     bench = Bench(tmp_path, Fault(at=12, workers=["b"], kind=kind))
@@ -94,7 +94,9 @@ def test_a_fault_of_another_worker_is_eventful_and_nothing_more(
     assert bench.journal.fired() == ()
 
 
-def test_without_faults_every_save_is_counted_and_who_comes_is_waited_for(tmp_path: Path) -> None:
+def test_without_faults_every_save_is_counted_and_joining_workers_are_waited_for(
+    tmp_path: Path,
+) -> None:
     calm = Bench(tmp_path / "calm")
     assert [step for step in range(1, 17) if calm.injector.counts(step)] == [5, 10, 15]
     assert not any(calm.injector.eventful(step) for step in range(1, 17))
@@ -157,7 +159,9 @@ def test_a_crash_in_a_save_comes_before_its_write_and_only_then(
     assert [path.name for path in saved.iterdir()] == ["one"]
 
 
-def test_who_waits_for_somebody_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_waits_for_another_reports_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     bench = Bench(tmp_path, joins=[Arrival(at=7, workers=["c"])])
 
     def pause() -> None:

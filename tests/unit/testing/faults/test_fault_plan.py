@@ -39,12 +39,14 @@ def generations(plan: FaultPlan, **left: Any) -> list[tuple[int, int, str, str]]
     ]
 
 
-def test_a_run_that_nothing_befalls_is_one_generation() -> None:
+def test_a_run_without_faults_is_one_generation() -> None:
     assert simulate_plan(plan_of()) == [Generation(0, 0, 40, ("a", "b", "c"), END)]
 
 
 @pytest.mark.parametrize("kind", ["kill", "stop", "raise"])
-def test_a_loss_goes_back_to_the_newest_checkpoint_and_who_is_back_comes_last(kind: Any) -> None:
+def test_a_loss_goes_back_to_the_newest_checkpoint_and_returning_workers_come_last(
+    kind: Any,
+) -> None:
     plan = plan_of(Fault(at=13, workers=["a"], kind=kind))
 
     assert generations(plan) == [(0, 13, "abc", f"{kind} a"), (10, 40, "bca", "end")]
@@ -216,7 +218,7 @@ def test_more_restarts_than_allowed_are_refused() -> None:
         simulate_plan(plan_of(*faults, restarts=2))
 
 
-def test_a_fault_of_somebody_absent_waits_until_its_step_is_trained_with_them() -> None:
+def test_a_fault_of_an_absent_worker_waits_until_it_trains_that_step() -> None:
     plan = plan_of(
         Fault(at=7, workers=["b"], kind="kill", back=12), Fault(at=11, workers=["b"], kind="kill")
     )

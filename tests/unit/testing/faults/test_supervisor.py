@@ -123,7 +123,7 @@ def test_a_run_comes_to_the_generations_of_its_simulation(plan: FaultPlan, tmp_p
     assert outcome.generations == simulate_plan(plan)
 
 
-def test_who_stands_still_is_found_by_the_clock_and_killed(tmp_path: Path) -> None:
+def test_a_worker_that_hangs_is_found_by_the_clock_and_killed(tmp_path: Path) -> None:
     plan = plan_of(Fault(at=12, workers=["b"], kind="stop"))
 
     outcome = run(plan, tmp_path, hang_s=2.0)

@@ -50,7 +50,7 @@ def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Storage]
             yield MemoryStorage()
 
 
-def test_what_is_written_is_read_in_ranges(storage: Storage) -> None:
+def test_a_written_file_is_read_in_ranges(storage: Storage) -> None:
     storage.write("f/x", [b"0123", memoryview(b"456"), b"789"])
 
     assert storage.read("f/x") == b"0123456789"
