@@ -10,7 +10,7 @@ from hypothesis import event, given
 from hypothesis import strategies as st
 
 from evenstride.core.control.advance import advance
-from evenstride.core.control.events import Exchanged, FleetFormed
+from evenstride.core.control.events import Event, Exchanged, FleetFormed
 from evenstride.core.control.state import Control
 from evenstride.core.fleet import Fleet, Shares
 from evenstride.core.policy import Move, Situation
@@ -71,7 +71,7 @@ def test_a_share_below_min_share_is_refused_and_every_other_one_is_kept_in_bound
     # A group that forms again may get its shares from `decide`.
     again = FleetFormed(1, 4, fleet.global_batch, fleet.workers)
     measured, _ = advance(advance(Control(Returning(good, good)), formed)[0], exchanged)
-    ways = [
+    ways: list[tuple[Control, Event]] = [
         (Control(Returning(shares, good)), formed),
         (control, exchanged),
         (replace(measured, policy=Returning(good, shares)), again),
