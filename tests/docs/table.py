@@ -28,7 +28,6 @@ RUN = [
     " --sync 'bsp,bsp-ps,asp,ssp(staleness=3),local-sgd(every=8),delayed'",
     "evenstride simulate reference",
     "evenstride simulate cluster.yaml -p dbs,dynamic-batching:window=5 --json",
-    "evenstride simulate h10 -p adaptive,uniform --sync 'bsp,asp,ssp(staleness=3)'",
     "evenstride simulate slow-worker-swap --policy adaptive --lag 3"
     " --plot docs/images/split-after-a-change.svg",
     "evenstride top runs/today",
@@ -42,21 +41,29 @@ RUN = [
     "evenstride trace runs/today -o today.json.gz",
     "evenstride trace runs/today",
     "evenstride trace runs/demo/adaptive.jsonl",
-    "evenstride plan runs/today --as g4dn.xlarge,g5.xlarge",
-    "evenstride plan runs/today --as g4dn.xlarge,g5.xlarge --trained 256:12 --trained 1024:17",
 ]
 
 ONE_SEED = ("--seeds 20", "--seeds 1")
+BRIEFLY = ("compare ", "compare --seeds 1 --steps 60 ")
+# The run of the lab has traces of a model; they have three workers.
+OF_THE_LAB = (
+    "runs/today --as g4dn.xlarge,",
+    "runs/mixed/adaptive-1 --force --as g4dn.xlarge,g5.xlarge,",
+)
 QUICKLY = ("profile ", "profile --seconds 2 --parts 1/4,1/2,1 ")
 DRY = ("launch ", "launch --dry-run ")
 # Run with less to do: what is replaced by what.
 SMALLER = {
+    "evenstride simulate h10 -p adaptive,uniform --sync 'bsp,asp,ssp(staleness=3)'": (
+        "h10 ",
+        "h10 --steps 60 ",
+    ),
     "evenstride simulate cluster.yaml -p adaptive,dbs --seeds 20 --lag 1,3,8": ONE_SEED,
     "evenstride simulate reference --policy adaptive,dynamic-batching --seeds 20 --lag 1,3,8": (
         ONE_SEED
     ),
-    "evenstride compare h10 slow-worker-swap --plot plots": ("compare ", "compare --seeds 1 "),
-    "evenstride compare reference h10": ("compare ", "compare --seeds 1 "),
+    "evenstride compare h10 slow-worker-swap --plot plots": BRIEFLY,
+    "evenstride compare reference h10": BRIEFLY,
     "evenstride compare cluster.yaml --seeds 20 --lag 1,3,8": ONE_SEED,
     "evenstride compare cluster.yaml --policy adaptive,dbs --json": ("--json", "--json --seeds 1"),
     "evenstride profile --type g4dn.xlarge --out t4.json -- train.py --lr 0.1": QUICKLY,
@@ -88,10 +95,21 @@ SMALLER = {
         "--steps 90",
         "--steps 6 --repeats 1 --no-calibrate",
     ),
+    "evenstride plan runs/today --as g4dn.xlarge,g5.xlarge --epochs 30": OF_THE_LAB,
+    "evenstride plan runs/today --as g4dn.xlarge,g5.xlarge --trained 256:12 --trained 1024:17": (
+        OF_THE_LAB
+    ),
     "python -m examples.ions.simulate --length 4 --salt 0.5 --charge -0.01": (
         "simulate ",
         "simulate --sweeps 20 ",
     ),
+}
+
+# Files that some of these read, and the command that writes them.
+MADE_BY = {
+    "t4.json": "evenstride profile --type g4dn.xlarge --out t4.json -- train.py --lr 0.1",
+    "profile.json": "evenstride profile --type g5.xlarge -- train.py",
+    "runs/mixed/": "evenstride lab --speeds 0.8,0.4,0.2 --steps 90 --out runs/mixed -- train.py",
 }
 
 TUTORIAL = "tests/docs/test_tutorial.py"

@@ -24,7 +24,7 @@ FOLLOWED = [
 RECORDS = "docs/records/"  # what was done, once
 
 
-@pytest.mark.parametrize("where", PRINTED)
+@pytest.mark.parametrize("where", PRINTED, ids=list(PRINTED))
 def test_its_program_accepts_a_command_that_is_run_if_it_is_whole(where: str) -> None:
     whole = is_whole(PRINTED[where])
 
