@@ -126,6 +126,7 @@ TRAINER = ("tests/multiproc/recipes.py", '"lightning_trainer", ("--accelerator",
 ELSEWHERE = {
     "rm -r runs/saved": (TUTORIAL, "rm -r runs/saved"),
     "torchrun --nproc-per-node 3 train.py": (TUTORIAL, "torchrun --nproc-per-node 3 train.py"),
+    "torchrun --nproc-per-node 1 train.py": ("tests/multiproc/test_examples.py", "split=(4096,)"),
     "torchrun --nproc-per-node 2 examples/ddp.py": (
         "tests/multiproc/test_examples.py",
         '_run("ddp"',
