@@ -64,6 +64,7 @@ OFF_PATH = {
     "runtime.coordination.side_agreements": "agrees whether an epoch ends or a notice has come",
     "runtime.sinks.snapshot": "shows alerts and sinks the result",
     "core.fleet": "converts shares between arrays and tuples",
+    "core.formatting": "words the reason of a decision",
     "testing.fake_clock": "is the clock of this test",
 }
 # Between two processes, text stands for the same columns or the same decision.

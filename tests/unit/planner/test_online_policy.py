@@ -288,7 +288,7 @@ def test_what_wandered_is_doubted_where_it_was_not_measured_too() -> None:
         assert sure.own_s.high <= wide.time_s.high
 
 
-def test_an_epoch_includes_the_measured_time_between_its_steps() -> None:
+def test_an_epoch_includes_the_measured_time_outside_of_its_steps() -> None:
     probe = FOUR.probe(Configuration(1, 64))
     (bare,) = foresee(JOB, [Configuration(1, 64)], [probe], {64: 0.5 * 30 * 60_000})
 

@@ -120,7 +120,7 @@ def test_the_rate_of_a_recording_is_found() -> None:
     assert found.losses_per_h.value == pytest.approx(true_per_h, rel=0.05)
     assert found.losses_per_h.low < 0.8 * true_per_h < 1.2 * true_per_h < found.losses_per_h.high
     assert np.mean(found.rates_per_s) * 3600.0 == pytest.approx(true_per_h, rel=0.05)
-    assert "rates of" in found.reason
+    assert "rates from" in found.reason
 
 
 def test_losses_that_come_together_make_the_rate_less_sure() -> None:

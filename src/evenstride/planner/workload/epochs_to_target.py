@@ -80,9 +80,9 @@ class ByNoise:
     @property
     def why(self) -> str:
         return (
-            f"training takes {self.epochs:g} epochs at a batch of {self.base}; at other batches, "
-            f"they follow from the gradient's noise scale of {self.noise.scale:.0f} samples"
-            f"{_ends(self.within)}"
+            f"training takes {self.epochs:g} epochs{_ends(self.within)} at a batch of {self.base}; "
+            "at other batches, they follow from the gradient's noise scale of "
+            f"{self.noise.scale:.0f} samples"
         )
 
     def at(self, batch: int) -> Interval | None:
@@ -107,8 +107,8 @@ class KnownEpochs:
     @property
     def why(self) -> str:
         return (
-            f"training takes {self.epochs:g} epochs at a batch of {self.batch}; their number at "
-            f"other batches is unknown{_ends(self.within)}"
+            f"training takes {self.epochs:g} epochs{_ends(self.within)} at a batch of "
+            f"{self.batch}; their number at other batches is unknown"
         )
 
     def at(self, batch: int) -> Interval | None:
@@ -169,4 +169,4 @@ def _ends(within: Interval | None) -> str:
     """Return the interval of measured epochs as text; empty for those from the user."""
     if within is None:
         return ""
-    return f" (95 %: {within.low:.3g} to {within.high:.3g} epochs at that batch)"
+    return f" (95 %: {within.low:.3g} to {within.high:.3g})"

@@ -96,8 +96,8 @@ def _why_not(target: str, outcome: TimeToTarget, course: TrainingHistory) -> str
         return f"had reached {target} before training"
     if outcome.at_first:
         return (
-            f"had reached {target} by its first evaluation, after {_epochs(outcome.epochs)}, so "
-            "the plan cannot know when it did (evaluate earlier and more often)"
+            f"had reached {target} by its first evaluation, after {_epochs(outcome.epochs)}: when "
+            "it did is unknown (evaluate earlier and more often)"
         )
     if len(course.batches) > 1:
         batches = ", ".join(map(str, course.batches))

@@ -317,7 +317,7 @@ def test_spot_says_what_it_takes_for_granted(profile: Path, plan: Plan, tmp_path
     answer = plan("--spot", "--objective", "cost", "--sky", str(tmp_path / "sky"))
 
     output = " ".join(answer.out.split())
-    assert "it needs an evenstride.Checkpointer" in output
+    assert "without an evenstride.Checkpointer" in output
     check_message(output, "--restart")
     assert "evenstride launch --store-only" in output
     assert "--spot train.py" in output

@@ -73,7 +73,7 @@ def test_the_time_of_a_recorded_run_is_forecast(tmp_path: Path, workers: int, se
     assert usual_s < 0.75 * took_s
 
 
-def test_time_between_the_steps_of_a_run_is_part_of_each_epoch(tmp_path: Path) -> None:
+def test_time_outside_of_the_steps_of_a_run_is_part_of_each_epoch(tmp_path: Path) -> None:
     busy_s = np.full((1, STEPS), 0.01)
     took_s = recorded(tmp_path, busy_s, [SHARE], steps_each=EACH, evaluation_s=0.5)
 

@@ -152,7 +152,7 @@ def test_an_end_that_is_open_stays_open() -> None:
     assert both.high == inf
 
 
-def test_time_between_steps_is_part_of_the_time() -> None:
+def test_time_outside_of_steps_is_part_of_the_time() -> None:
     choice, plain = ClusterChoice((kind("a"),), (1,), 256), task(KnownEpochs(10.0, 256))
 
     bare, whole = outlook(choice, plain), outlook(choice, replace(plain, beside_s=30.0))

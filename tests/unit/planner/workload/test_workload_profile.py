@@ -175,7 +175,7 @@ def test_epochs_come_from_the_known_trainings() -> None:
     at = measured.at(384)
     assert at is not None
     assert (at.low, at.value, at.high) == pytest.approx((3.6, 4.5, 5.625))
-    assert "assumed 25 %" in measured.why
+    assert "vary by 25 %" in measured.why
     assert measured.at(768) is None
 
 
