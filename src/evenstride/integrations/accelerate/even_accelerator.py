@@ -94,6 +94,7 @@ class EvenAccelerator(Accelerator):  # type: ignore[misc]
         self._stride: Stride | None = None
         self._train: TrainBatches | None = None
         self._global_batch, self._accumulating = global_batch, False
+        self._trained: list[nn.Module] = []  # prepared models that are trained
         self._watched: list[nn.Module] = []
         refuse_plugins(inspect.signature(Accelerator).bind_partial(*args, **options).arguments)
         super().__init__(*args, **options)
@@ -133,9 +134,14 @@ class EvenAccelerator(Accelerator):  # type: ignore[misc]
         chosen = training_loader(loaders, optimizes=optimizes, known=self._train is not None)
         if chosen is not None:
             self._begin(chosen)
-        self._chosen = chosen
-        result = super().prepare(*args, device_placement=device_placement)
-        self._chosen = None
+        self._chosen, self._preparing = chosen, True
+        try:
+            result = super().prepare(*args, device_placement=device_placement)
+        finally:
+            self._chosen, self._preparing = None, False
+        for one in result if isinstance(result, (tuple, list)) else [result]:
+            if isinstance(one, nn.Module):
+                self._note(one)
         self._watch()
         return result
 
@@ -185,8 +191,10 @@ class EvenAccelerator(Accelerator):  # type: ignore[misc]
     ) -> nn.Module:
         """Prepare one model; see `Accelerator.prepare_model`."""
         model = super().prepare_model(model, device_placement, evaluation_mode)
-        if self._chosen is None:
-            self._watch()
+        if not evaluation_mode:
+            self._note(model)
+            if not self._preparing:
+                self._watch()
         return model
 
     def prepare_optimizer(
@@ -221,7 +229,8 @@ class EvenAccelerator(Accelerator):  # type: ignore[misc]
                 yield
             return
         with contextlib.ExitStack() as stack:
-            for model in [one for one in models if one in self._watched] or self._watched:
+            given = [one for one in models if any(one is known for known in self._watched)]
+            for model in given or self._watched:
                 stack.enter_context(self._stride.accumulate(model))
             self._accumulating = True
             try:
@@ -361,6 +370,7 @@ class EvenAccelerator(Accelerator):  # type: ignore[misc]
         self._close()
         super().end_training()
 
+    _preparing = False
     _chosen: DataLoader[Any] | None = None  # the training loader in a running `prepare`
 
     def _begin(self, loader: DataLoader[Any]) -> None:
@@ -422,14 +432,17 @@ class EvenAccelerator(Accelerator):  # type: ignore[misc]
         assert isinstance(inner, EvalLoader)
         return EvalBatches(loader, inner, Mover(device, non_blocking=self.non_blocking), batch)
 
+    def _note(self, model: nn.Module) -> None:
+        """Note a prepared model if it is trained."""
+        trained = any(p.requires_grad for p in model.parameters())
+        engine = self.num_processes == 1 or averages(model)
+        if trained and engine and not any(model is known for known in self._trained):
+            self._trained.append(model)
+
     def _watch(self) -> None:
-        """Watch the prepared models that are trained; collective."""
-        if self._stride is None:
-            return
-        for model in self._models:
-            trained = any(p.requires_grad for p in model.parameters())
-            engine = self.num_processes == 1 or averages(model)
-            if trained and engine and not any(model is known for known in self._watched):
+        """Watch the models that are trained; collective."""
+        if self._stride is not None:
+            for model in self._trained[len(self._watched) :]:
                 self._watched.append(self._stride.watch(model))
 
     def _gathered(self, tensor: Tensor) -> Tensor:
@@ -470,6 +483,7 @@ class EvenAccelerator(Accelerator):  # type: ignore[misc]
             self._stride.close()
         self._stride = self._train = self._pace.stride = self._position.batches = None
         self._watched.clear()
+        self._trained.clear()
 
 
 def _all_tensors(data: Any) -> bool:

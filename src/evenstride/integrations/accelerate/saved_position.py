@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from accelerate.state import PartialState
-from safetensors import safe_open
-from torch import nn
 
 from evenstride.errors import ConfigError
 from evenstride.integrations.accelerate.even_batches import TrainBatches
@@ -36,12 +34,11 @@ class SavedPosition:
         fresh.replace(path)
 
     def load(self, models: list[Any], folder: str) -> None:
-        """Go to a saved position; let models load weights of any number of processes."""
+        """Go to a saved position, before anything else is loaded."""
+        del models
         path = Path(folder, POSITION)
         if self.batches is not None and path.exists():
             self.batches.go_to(self._read(path, self.batches.stride.global_batch))
-        for place, model in enumerate(models):
-            models[place] = _fitting(model, Path(folder), place)
 
     @staticmethod
     def _read(path: Path, batch: int) -> dict[str, Any]:
@@ -54,25 +51,3 @@ class SavedPosition:
                 f"EvenAccelerator(global_batch={saved})"
             )
         return state
-
-
-class _Wrapped(nn.Module):
-    """A module whose weights have the names that they have in DistributedDataParallel."""
-
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        self.module = module
-
-
-def _fitting(model: nn.Module, folder: Path, place: int) -> nn.Module:
-    """Return the module into which saved weights fit: a single process has no DDP around it."""
-    path = folder / (f"model_{place}.safetensors" if place else "model.safetensors")
-    if not path.exists():
-        return model
-    with safe_open(path, framework="pt") as file:
-        saved = set(file.keys())
-    if saved <= model.state_dict().keys():
-        return model
-    inner = getattr(model, "module", None)
-    candidates = [_Wrapped(model), *([inner] if isinstance(inner, nn.Module) else [])]
-    return next((one for one in candidates if saved <= one.state_dict().keys()), model)
