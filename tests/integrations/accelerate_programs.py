@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from accelerate import Accelerator
-from accelerate.state import AcceleratorState, GradientState
+from accelerate.state import AcceleratorState, GradientState, PartialState
 from accelerate.utils import (
     DataLoaderConfiguration,
     DistributedType,
@@ -330,16 +330,22 @@ class Resuming(Script):
         return self.loader
 
 
-CUT, WHOLE = 3, 20  # updates before the state is saved; samples of an update
+CUT = {1: 1, 3: 4}  # updates before the state is saved that so many processes load
+WHOLE = 20  # samples of an update
 
 
-def saved(rank: int, folder: str, updates: int) -> dict[str, Any]:
-    """Train on two ranks and save; also say what happens in the midst of an update."""
+def cut_and_whole(rank: int, folder: str) -> dict[str, Any]:
+    """Train on two ranks and save after some updates; also train to the end at once."""
+    told: dict[str, Any] = {}
     with launched(rank, 2):
-        script = Resuming(steps=2)
-        script.train(stop=updates)
-        script.accelerator.save_state(folder)
-        return {**script.told(), "mid-update": refused(in_flight)}
+        for updates in CUT.values():
+            script = Resuming(steps=2)
+            script.train(stop=updates)
+            script.accelerator.save_state(str(Path(folder, f"after {updates}")))
+            told[str(updates)] = script.told()
+        told["whole"] = ran(Resuming(steps=2))
+        told["mid-update"] = in_flight()
+    return told
 
 
 def resumed(rank: int, folder: str, updates: int, world_size: int) -> dict[str, Any]:
@@ -354,15 +360,15 @@ def resumed(rank: int, folder: str, updates: int, world_size: int) -> dict[str, 
     return told
 
 
-def in_flight() -> None:
-    """Save between the backward pass of an update and its optimizer step."""
-    script = Script()
+def in_flight() -> str:
+    """Say what saving between a backward pass and its optimizer step ends with."""
+    script, said = Script(), ""
     for _, x, y in script.loader:
         script.accelerator.backward(F.mse_loss(script.model(x), y))
-        try:
-            script.accelerator.save_state("/nonexistent/never-written")
-        finally:
-            script.told()
+        said = refused(lambda: script.accelerator.save_state("/nonexistent/never-written"))
+        break
+    script.told()
+    return said
 
 
 def refused(run: Callable[[], object]) -> str:
@@ -463,6 +469,7 @@ def sharded(patch: pytest.MonkeyPatch) -> None:
         plugin = options.get("fsdp_plugin")
         if plugin is not None:
             state.distributed_type, state.fsdp_plugin = DistributedType.FSDP, plugin
+            PartialState._shared_state["distributed_type"] = DistributedType.FSDP
 
     patch.setattr(AcceleratorState, "__init__", begun)
 
@@ -485,6 +492,9 @@ def fully_sharded(rank: int, folder: str) -> dict[str, Any]:
     return told
 
 
+SAVED = 4  # updates, in the midst of the second epoch
+
+
 def shard_and_train(save: str | None, load: str | None) -> dict[str, Any]:
     """Return what came of a sharded run; it ends where it saves."""
     plugin = FullyShardedDataParallelPlugin(
@@ -493,7 +503,7 @@ def shard_and_train(save: str | None, load: str | None) -> dict[str, Any]:
     script = Sharded(steps=2, options={"fsdp_plugin": plugin})
     if load:
         script.accelerator.load_state(load)
-    script.train(range(script.accelerator.stride.epoch, EPOCHS), stop=CUT if save else None)
+    script.train(range(script.accelerator.stride.epoch, EPOCHS), stop=SAVED if save else None)
     if save:
         script.accelerator.save_state(save)
     told = {
