@@ -250,6 +250,8 @@ def training(rank: int) -> dict[str, Any]:
         told["float32"]["alone"] = alone(10, told["float32"]["rates"], dtype=torch.float32)
         told["wrong"] = {"error": unweighted()}
         told["tokens"] = {"error": by_tokens()}
+        told["norm"] = {"error": by_norm()}
+        told["local"] = ran(Script(options={"sync": "local-sgd(every=2)"}))
         told["again"] = left_early()
     return told
 
@@ -297,6 +299,31 @@ def by_tokens() -> float:
     _, tokens = padded([data[int(i)] for i in epoch_order(0, 0, 24, shuffle=True)[:16]])
     token_loss(module, tokens).backward()  # type: ignore[no-untyped-call]
     return relative_error(found, flat(module))
+
+
+def by_norm() -> float:
+    """Return the error of a gradient through batch norm over all processes' samples."""
+    made = EvenAccelerator(cpu=True, policy=unequal(10), sync_batch_norm=True)
+    module = normed()
+    loader = DataLoader(rows(SAMPLES), batch_size=BATCH, shuffle=True)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    model, optimizer, loader = made.prepare(module, optimizer, loader)
+    for _, x, y in loader:
+        made.backward(F.mse_loss(model(x), y))
+        break
+    found = flat(module)
+    made.free_memory()
+    forget()
+    module = normed()
+    _, x, y = rows(SAMPLES)[epoch_order(0, 0, SAMPLES, shuffle=True)[:10]]
+    F.mse_loss(module(x), y).backward()  # type: ignore[no-untyped-call]
+    return relative_error(found, flat(module))
+
+
+def normed() -> nn.Module:
+    """Return a small model with batch norm, the same everywhere."""
+    first, *rest = net().children()
+    return nn.Sequential(first, nn.BatchNorm1d(7, dtype=torch.float64), *rest)
 
 
 def left_early() -> dict[str, Any]:

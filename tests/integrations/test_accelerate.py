@@ -99,6 +99,20 @@ def test_a_mean_over_tokens_is_weighted_by_tokens(trained: list[dict[str, Any]])
     assert trained[0]["tokens"]["error"] <= 1e-12
 
 
+def test_batch_norm_may_be_over_the_samples_of_all_processes(
+    trained: list[dict[str, Any]],
+) -> None:
+    assert trained[0]["norm"]["error"] <= 1e-12
+
+
+def test_modes_without_an_engine_train_a_plain_model(trained: list[dict[str, Any]]) -> None:
+    first, second = (told["local"] for told in trained)
+
+    assert first["gradients"] != second["gradients"], "each process steps by itself"
+    assert first["weights"] == second["weights"], "after the average at the end of an epoch"
+    assert loaded([first, second]) == ONCE
+
+
 def test_bfloat16_trains(trained: list[dict[str, Any]]) -> None:
     for told in trained:
         assert 1e-6 < relative_error(told["bf16"]["weights"], told["float32"]["weights"]) < 0.05

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import os
 import sys
 from collections.abc import Callable, Iterator
 from fractions import Fraction
@@ -38,6 +39,7 @@ from evenstride.integrations.versions import warn_if_untested
 from evenstride.runtime.engines.watched_models import averages
 from evenstride.runtime.loading.evaluation import EvalLoader
 from evenstride.runtime.loading.loader import TrainLoader
+from evenstride.runtime.settings import averages as by_all_reduce
 from evenstride.runtime.stride import Stride
 
 _STRIDE = inspect.signature(Stride).parameters.keys() - {"global_batch", "engine", "process_group"}
@@ -59,6 +61,8 @@ class EvenAccelerator(Accelerator):  # type: ignore[misc]
         global_batch: Samples per update over all processes. ``None`` is the product above, or
             without the processes if ``split_batches`` is set. Give a number (or set
             ``split_batches``) for runs that continue with another number of processes.
+        sync_batch_norm: Whether `prepare` gives batch norm layers the statistics of all processes'
+            samples; see `Stride.sync_batch_norm`. Each layer then costs two collectives per batch.
         **options: Keyword arguments of `Accelerator` and `Stride`, and ``weight_fn``, ``seeded``,
             ``cold_prefetch`` and ``check_data`` of `Stride.loader`.
 
@@ -87,13 +91,18 @@ class EvenAccelerator(Accelerator):  # type: ignore[misc]
     """
 
     def __init__(
-        self, *args: Any, global_batch: int | Literal["auto"] | None = None, **options: Any
+        self,
+        *args: Any,
+        global_batch: int | Literal["auto"] | None = None,
+        sync_batch_norm: bool = False,
+        **options: Any,
     ) -> None:
         self._stride_options = {name: options.pop(name) for name in _STRIDE & options.keys()}
         self._loader_options = {name: options.pop(name) for name in _LOADER & options.keys()}
         self._stride: Stride | None = None
         self._train: TrainBatches | None = None
         self._global_batch, self._accumulating = global_batch, False
+        self._sync_batch_norm = sync_batch_norm
         self._trained: list[nn.Module] = []  # prepared models that are trained
         self._watched: list[nn.Module] = []
         refuse_plugins(inspect.signature(Accelerator).bind_partial(*args, **options).arguments)
@@ -190,7 +199,11 @@ class EvenAccelerator(Accelerator):  # type: ignore[misc]
         self, model: nn.Module, device_placement: bool | None = None, evaluation_mode: bool = False
     ) -> nn.Module:
         """Prepare one model; see `Accelerator.prepare_model`."""
-        model = super().prepare_model(model, device_placement, evaluation_mode)
+        if self._sync_batch_norm and not evaluation_mode:
+            self.stride.sync_batch_norm(model)
+        # Modes without an engine synchronise at the optimizer's step, so nothing is to wrap.
+        bare = evaluation_mode or not self._engine_averages
+        model = super().prepare_model(model, device_placement, bare)
         if not evaluation_mode:
             self._note(model)
             if not self._preparing:
@@ -370,6 +383,12 @@ class EvenAccelerator(Accelerator):  # type: ignore[misc]
         self._close()
         super().end_training()
 
+    @property
+    def _engine_averages(self) -> bool:
+        """Whether DDP or FSDP averages the gradients, and not a mode of synchronisation."""
+        sync = self._stride_options.get("sync") or os.environ.get("EVENSTRIDE_SYNC") or "bsp"
+        return by_all_reduce(sync)
+
     _preparing = False
     _chosen: DataLoader[Any] | None = None  # the training loader in a running `prepare`
 
@@ -435,7 +454,8 @@ class EvenAccelerator(Accelerator):  # type: ignore[misc]
     def _note(self, model: nn.Module) -> None:
         """Note a prepared model if it is trained."""
         trained = any(p.requires_grad for p in model.parameters())
-        engine = self.num_processes == 1 or averages(model)
+        # A model without an engine is not wrapped, because nothing of it is trained, say.
+        engine = self.num_processes == 1 or not self._engine_averages or averages(model)
         if trained and engine and not any(model is known for known in self._trained):
             self._trained.append(model)
 

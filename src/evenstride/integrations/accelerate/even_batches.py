@@ -106,14 +106,16 @@ class TrainBatches(_Batches):
         if hasattr(self.dataset, "set_epoch"):
             self.dataset.set_epoch(self.stride.epoch)
         self.begin()
-        self._left, self.resumed = True, False
+        self.resumed, ended, before = False, False, self.stride.step
         try:
             for batch in self._inner:
                 self.end_of_dataloader = self._inner.at_end
                 self.gradient_state.sync_gradients = self.stride.synced
                 yield self._move(batch)
-            self._left = False
+            ended = True
         finally:
+            # A pass in which nothing was trained has only been looked at.
+            self._left = not ended and self.stride.step > before
             self.gradient_state.sync_gradients = True
             self.end()
 

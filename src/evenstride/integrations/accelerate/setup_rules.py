@@ -59,7 +59,7 @@ def refuse_order(loader: DataLoader[Any]) -> None:
     """Raise `ConfigError` unless evenstride can take over the order of a training loader."""
     data, sampler = loader.dataset, loader.sampler
     if isinstance(data, IterableDataset):
-        what = f"{type(data).__name__}, an IterableDataset, which has an order of its own"
+        what = f"an IterableDataset ({type(data).__name__}), which has an order of its own"
         instead = "a map-style data set, or evenstride.Shards in a loop with evenstride.Stride"
     elif type(loader.batch_sampler) is not BatchSampler:
         kind = "no batch_size" if loader.batch_sampler is None else "a batch_sampler of its own"

@@ -152,9 +152,12 @@ class TrainLoader(DataLoader[Any]):
 
     @property
     def at_end(self) -> bool:
-        """Whether the batch that was just yielded is the last of the epoch."""
-        draw, progress = self._rank.step.batch.draw, self._rank.progress
-        return draw is not None and draw.last and progress.position + draw.window >= progress.end
+        """Whether the current batch is the last of the epoch."""
+        batch, progress = self._rank.step.batch, self._rank.progress
+        if batch.draw is None or not batch.draw.last:
+            return False
+        left = 0 if batch.committed else batch.draw.window
+        return progress.position + left >= progress.end
 
     @property
     def own_s(self) -> float:
