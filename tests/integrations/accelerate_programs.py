@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import io
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -562,3 +564,41 @@ class Sharded(Script):
         if self.accelerator.sync_gradients:
             self.rates.append(self.optimizer.param_groups[0]["lr"])
         self.optimizer.zero_grad()
+
+
+def example(rank: int, folder: str, world_size: int) -> dict[str, Any]:
+    """Run the example: at once, in two parts, and with Accelerate alone."""
+    from examples import accelerate_loop
+
+    size = 100 // world_size
+    small = ("--cpu", "--epochs", "2", "--width", "16", "--batch-size", str(size))
+    saving = ("--checkpoint", folder, "--save-every", "20")
+    torch.set_default_dtype(torch.float64)
+    try:
+        with launched(rank, world_size) as patch:
+            patch.setenv("EVENSTRIDE_POLICY", unequal(100))
+            told = {"whole": printed(accelerate_loop, small)}
+            if world_size > 1:
+                patch.setenv("EVENSTRIDE_MAX_STEPS", "20")  # of 30
+                printed(accelerate_loop, (*small, *saving))
+                patch.delenv("EVENSTRIDE_MAX_STEPS")
+                told["rest"] = printed(accelerate_loop, (*small, *saving))
+                patch.setattr(accelerate_loop, "EvenAccelerator", Accelerator)
+                told["plain"] = printed(accelerate_loop, small)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    return told
+
+
+def printed(module: Any, arguments: tuple[str, ...]) -> dict[str, Any]:
+    """Return what a run of an example prints, and its weights if it came to its end."""
+    out, found = io.StringIO(), None
+    # A script ends the process group, which other runs of this process need.
+    with (
+        patch.object(PartialState, "destroy_process_group"),
+        contextlib.redirect_stdout(out),
+        contextlib.suppress(SystemExit),
+    ):
+        found = weights(module.main(module.arguments().parse_args(list(arguments))))
+    forget()
+    return {"lines": out.getvalue().splitlines(), "weights": found}

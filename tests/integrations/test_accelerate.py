@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -184,3 +185,24 @@ def test_fsdp_version_2_trains_and_resumes(ranks: RankPool, tmp_path: Path) -> N
         assert relative_error(told["rest"]["weights"], told["whole"]["weights"]) <= 1e-12
         assert told["rest"]["rates"] == told["whole"]["rates"][len(told["cut"]["rates"]) :]
     assert loaded(told[part] for told in everywhere for part in ("cut", "rest")) == ONCE
+
+
+def test_the_example_differs_from_accelerate_in_two_lines_and_trains_alike(
+    ranks: RankPool, tmp_path: Path
+) -> None:
+    pytest.importorskip("sklearn")
+    everywhere = ranks.run(programs.example, 2, str(tmp_path), 2, timeout_s=100.0)
+    alone = ranks.run(programs.example, 1, str(tmp_path), 1)[0]
+
+    for told in everywhere:
+        assert relative_error(told["whole"]["weights"], alone["whole"]["weights"]) <= 1e-9
+        assert relative_error(told["rest"]["weights"], alone["whole"]["weights"]) <= 1e-9
+    told = everywhere[0]
+    counts = [re.sub(r"loss .*, \d+ of", "of", line) for line in told["plain"]["lines"]]
+    assert counts == ["epoch 1: of 297 digits right", "epoch 2: of 297 digits right"]
+    right = [re.sub(r"loss .*, ", "", line) for line in told["whole"]["lines"]]
+    assert right == [re.sub(r"loss .*, ", "", line) for line in alone["whole"]["lines"]]
+    assert right[1:] == [re.sub(r"loss .*, ", "", line) for line in told["rest"]["lines"]]
+    source = Path(programs.__file__).parents[2] / "examples" / "accelerate_loop.py"
+    code = source.read_text().rpartition('"""\n\nimport')[2]
+    assert len([line for line in code.splitlines() if "EvenAccelerator" in line]) == 2

@@ -28,6 +28,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
+import evenstride
 from evenstride.errors import ConfigError, UsageError
 from evenstride.integrations import versions
 from evenstride.integrations.accelerate import EvenAccelerator
@@ -137,6 +138,7 @@ def test_the_loader_that_shuffles_is_for_training(make: Make) -> None:
     later = accelerator.prepare(shuffled(shuffle=False))
 
     del model
+    assert sum(len(accelerator.gather_for_metrics(x)) for (x,) in later) == 22
     kinds = [type(one).__name__ for one in (evaluation, training, later)]
     assert kinds == ["EvalBatches", "TrainBatches", "EvalBatches"]
 
@@ -260,6 +262,16 @@ def test_wrong_uses_are_refused(make: Make) -> None:
     with raises_message(UsageError, "accelerator.accumulate"):
         for (x,) in loader:
             accelerator.backward(model(x).mean())
+
+
+def test_loaders_of_a_stride_are_refused_by_accelerate_itself(make: Make) -> None:
+    del make  # for the states of Accelerate
+    stride = evenstride.Stride(global_batch=4)
+    training, evaluation = stride.loader(DATA), stride.loader(DATA, train=False)
+    for loader in Accelerator(cpu=True).prepare(training, evaluation):
+        with raises_message(UsageError, "EvenAccelerator"):
+            next(iter(loader))
+    stride.close()
 
 
 def test_batches_are_skipped_without_a_saved_state(make: Make) -> None:

@@ -43,20 +43,6 @@ def check_resumed(
     assert sum(run["rest"] for run in runs) == (EPOCHS - epochs) * SAMPLES - steps * BATCH
 
 
-@needs("accelerate")
-def test_accelerate_trains_as_one_process_does(ranks: RankPool, tmp_path: Path) -> None:
-    told = ranks.run(recipes.accelerate, 2, str(tmp_path))
-
-    alone = told[0]["alone"]
-    check_exact([of["whole"] for of in told], alone)
-    check_exact([of["pieces"] for of in told], alone)
-    check_resumed([of["resumed"] for of in told], alone)
-    for of in told:
-        check_message(of["prepared"]["error"], "UsageError")
-        evaluated = of["evaluation prepared"]["error"]
-        check_message(evaluated, "UsageError", "stride.loader")
-
-
 @needs("lightning")
 def test_fabric_trains_as_one_process_does(ranks: RankPool, tmp_path: Path) -> None:
     told = ranks.run(recipes.fabric, 2, str(tmp_path))

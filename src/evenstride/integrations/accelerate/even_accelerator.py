@@ -325,8 +325,10 @@ class EvenAccelerator(Accelerator):  # type: ignore[misc]
         placeholder batch is left out.
         """
         loader = self.gradient_state.active_dataloader
-        if self.num_processes == 1 or not isinstance(loader, (TrainBatches, EvalBatches)):
+        if not isinstance(loader, (TrainBatches, EvalBatches)):
             return super().gather_for_metrics(input_data, use_gather_object)
+        if self.num_processes == 1:
+            return input_data
         if use_gather_object or not _all_tensors(input_data):
             return gather_object([] if loader.empty else input_data)
         rows = 0 if loader.empty else None
