@@ -8,6 +8,7 @@ It classifies handwritten digits, 1797 images of the UCI repository that scikit-
 """
 
 import argparse
+import math
 from pathlib import Path
 
 import torch
@@ -33,8 +34,20 @@ def small_net(width: int) -> nn.Module:
     )
 
 
+@torch.no_grad()
+def evaluate(accelerator: EvenAccelerator, model: nn.Module, loader: DataLoader) -> str:
+    """Return how many digits are right; each counts once, whatever process evaluates it."""
+    right, count = 0, 0
+    model.eval()
+    for x, y in loader:
+        guess, y = accelerator.gather_for_metrics((model(x).argmax(1), y))
+        right, count = right + int((guess == y).sum()), count + len(y)
+    model.train()
+    return f"{right} of {count} digits right"
+
+
 def main(args: argparse.Namespace) -> nn.Module:
-    accelerator = EvenAccelerator(  # 2: instead of Accelerator
+    accelerator = EvenAccelerator(  # 2: Accelerator(
         cpu=args.cpu,
         mixed_precision=args.mixed_precision,
         gradient_accumulation_steps=args.accumulate,
@@ -42,25 +55,21 @@ def main(args: argparse.Namespace) -> nn.Module:
     set_seed(0)
     train_set, test_set = digits()
     train_loader = DataLoader(train_set, batch_size=args.batch_size, shuffle=True)
-    test_loader = DataLoader(test_set, batch_size=256)
     net = small_net(args.width)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
-    updates = args.epochs * -(-len(train_loader) // args.accumulate)  # of one process
+    updates = args.epochs * math.ceil(len(train_loader) / args.accumulate)  # of one process
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, updates)
     model, optimizer, train_loader, test_loader, scheduler = accelerator.prepare(
-        net, optimizer, train_loader, test_loader, scheduler
+        net, optimizer, train_loader, DataLoader(test_set, batch_size=256), scheduler
     )
-
-    done, updates_per_epoch = 0, -(-len(train_loader) // args.accumulate)
+    done = 0
     if args.checkpoint and (saved := sorted(args.checkpoint.glob("update_*"))):
         accelerator.load_state(str(saved[-1]))
         done = int(saved[-1].name.removeprefix("update_"))
-    first, skipped = divmod(done, updates_per_epoch)
+    first, skipped = divmod(done, math.ceil(len(train_loader) / args.accumulate))
+    loader = accelerator.skip_first_batches(train_loader, skipped * args.accumulate)
 
     for epoch in range(first, args.epochs):
-        loader, losses = train_loader, []
-        if epoch == first and skipped:
-            loader = accelerator.skip_first_batches(train_loader, skipped * args.accumulate)
         for x, y in loader:
             with accelerator.accumulate(model):
                 loss = F.cross_entropy(model(x), y)
@@ -70,22 +79,11 @@ def main(args: argparse.Namespace) -> nn.Module:
                 optimizer.step()
                 scheduler.step()
                 optimizer.zero_grad()
-            losses.append(loss.item())
-            if accelerator.sync_gradients:
-                done += 1
-                if args.checkpoint and done % args.save_every == 0:
-                    accelerator.save_state(str(args.checkpoint / f"update_{done:06}"))
-
-        right, count = 0, 0
-        model.eval()
-        for x, y in test_loader:
-            with torch.no_grad():
-                guess = model(x).argmax(1)
-            guess, y = accelerator.gather_for_metrics((guess, y))
-            right, count = right + int((guess == y).sum()), count + len(y)
-        model.train()
-        mean = sum(losses) / len(losses)
-        accelerator.print(f"epoch {epoch + 1}: loss {mean:.4f}, {right} of {count} digits right")
+            done += accelerator.sync_gradients
+            if args.checkpoint and accelerator.sync_gradients and done % args.save_every == 0:
+                accelerator.save_state(str(args.checkpoint / f"update_{done:06}"))
+        loader = train_loader
+        accelerator.print(f"epoch {epoch + 1}: {evaluate(accelerator, model, test_loader)}")
 
     accelerator.end_training()
     return net

@@ -6,7 +6,6 @@ import logging
 from collections.abc import Callable, Iterator
 from fractions import Fraction
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -32,6 +31,7 @@ import evenstride
 from evenstride.errors import ConfigError, UsageError
 from evenstride.integrations import versions
 from evenstride.integrations.accelerate import EvenAccelerator
+from tests.inside import session
 from tests.integrations.accelerate_programs import forget
 from tests.messages import check_message, raises_message
 
@@ -57,7 +57,7 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
     forget()
 
 
-def trainable() -> tuple[nn.Module, torch.optim.Optimizer]:
+def trainable() -> tuple[nn.Linear, torch.optim.Optimizer]:
     """Return a model with its optimizer."""
     model = nn.Linear(1, 1)
     return model, torch.optim.SGD(model.parameters(), lr=0.1)
@@ -89,10 +89,9 @@ def test_batches_are_counted_as_in_accelerate(make: Make) -> None:
     assert train(accelerator, model, optimizer, loader) == [4, 4, 4, 4, 3, 3]
     assert len(loader) == 6
     assert (accelerator.stride.global_batch, accelerator.stride.step) == (16, 2)
-    assert isinstance(loader, DataLoader)
     assert loader.dataset is DATA
-    assert (loader.batch_size, loader.num_workers) == (4, 0)
-    assert loader.total_batch_size == 4
+    assert (loader.batch_size, loader.num_workers, loader.total_batch_size) == (4, 0, 4)
+    assert isinstance(loader, DataLoader)
 
 
 def test_drop_last_leaves_out_the_incomplete_global_batch(make: Make) -> None:
@@ -112,7 +111,7 @@ def test_options_of_the_loader_are_kept(make: Make) -> None:
     accelerator = make()
     _, _, loader = accelerator.prepare(*trainable(), given)
 
-    inner = accelerator.stride._session.loaders.latest
+    inner = session(accelerator.stride).loaders.latest
     assert (inner.collate_fn, inner.worker_init_fn, inner.timeout) == (stacked, begun.append, 3)
     assert loader.collate_fn is stacked
 
@@ -237,11 +236,19 @@ def test_plugins_from_the_launcher_are_refused(make: Make, monkeypatch: pytest.M
 
 
 def test_tensor_parallelism_is_refused(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = SimpleNamespace(tp_size=2)
-    monkeypatch.setattr(EvenAccelerator, "parallelism_config", property(lambda _: plan))
-    plan.get_device_mesh = plan._validate_accelerator = lambda *_: None
+    monkeypatch.setattr(EvenAccelerator, "parallelism_config", Divided())
     with raises_message(ConfigError, "tensor"):
         make()
+
+
+class Divided:
+    """A configuration of two processes that compute each sample together."""
+
+    tp_size = 2
+
+    def get_device_mesh(self, _: str) -> None: ...
+
+    def _validate_accelerator(self, _: Any) -> None: ...
 
 
 def test_wrong_uses_are_refused(make: Make) -> None:
@@ -356,14 +363,13 @@ def test_arguments_by_position_are_accelerates(make: Make) -> None:
     del make
 
 
-def test_an_untested_version_is_told_once(
+def test_an_untested_version_is_named_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(versions, "version", lambda _: "1.99.3")
-    monkeypatch.setattr(versions, "_warned", set())
     with caplog.at_level(logging.WARNING, "evenstride"):
         for _ in range(2):
-            versions.warn_if_untested("accelerate", "1.15", "1.15")
+            versions.warn_if_untested("some-package", "1.15", "1.15")
 
     assert len(caplog.messages) == 1
     check_message(caplog.messages[0], "1.99.3", "1.15")

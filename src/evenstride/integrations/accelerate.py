@@ -1,4 +1,13 @@
-"""The accelerator: what it does differently from Accelerate's, method by method."""
+"""`EvenAccelerator` in place of Hugging Face Accelerate's `Accelerator`, in an unchanged script.
+
+Every process gets as many batches as with Accelerate, but of its own size: the batches of an update
+are parts of one global batch. So counters of batches, `len(loader)`, progress bars and collectives
+in the loop stay right. Micro-batches of one size, in different numbers, would not allow that.
+
+Accelerate wraps the model, places tensors, and handles precision, saving and trackers. This module
+replaces what assumes equal batches: the loaders, the weight of a loss, the pace of schedulers, and
+the gathering of metrics. See docs/how-to/accelerate.md.
+"""
 
 from __future__ import annotations
 
@@ -23,10 +32,10 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, SequentialSampler
 
 from evenstride.errors import ConfigError, UsageError
-from evenstride.integrations.accelerate.even_batches import EvalBatches, Mover, TrainBatches
-from evenstride.integrations.accelerate.even_scheduler import EvenScheduler, Pace
-from evenstride.integrations.accelerate.saved_position import SavedPosition
-from evenstride.integrations.accelerate.setup_rules import (
+from evenstride.integrations.accelerate_parts.even_batches import EvalBatches, Mover, TrainBatches
+from evenstride.integrations.accelerate_parts.even_scheduler import EvenScheduler, SchedulePace
+from evenstride.integrations.accelerate_parts.saved_position import SavedPosition
+from evenstride.integrations.accelerate_parts.setup_rules import (
     evaluates_evenly,
     options_of,
     refuse_order,
@@ -41,6 +50,8 @@ from evenstride.runtime.loading.evaluation import EvalLoader
 from evenstride.runtime.loading.loader import TrainLoader
 from evenstride.runtime.settings import averages as by_all_reduce
 from evenstride.runtime.stride import Stride
+
+__all__ = ["EvenAccelerator"]
 
 _STRIDE = inspect.signature(Stride).parameters.keys() - {"global_batch", "engine", "process_group"}
 _LOADER = {"weight_fn", "seeded", "cold_prefetch", "check_data"}
@@ -110,7 +121,7 @@ class EvenAccelerator(Accelerator):  # type: ignore[misc]
         if self.is_main_process:
             warn_if_untested("accelerate", "1.15", "1.15")
         refuse_setup(self)
-        self._pace = Pace(split=self.split_batches)
+        self._pace = SchedulePace(split=self.split_batches)
         self._position = SavedPosition()
         self.register_save_state_pre_hook(self._position.save)
         self.register_load_state_pre_hook(self._position.load)
@@ -161,7 +172,7 @@ class EvenAccelerator(Accelerator):  # type: ignore[misc]
         slice_fn_for_dispatch: Callable[..., Any] | None = None,
         *,
         train: bool | None = None,
-    ) -> DataLoader[Any]:
+    ) -> Any:
         """Prepare one loader; see `Accelerator.prepare_data_loader`.
 
         Args:
@@ -197,7 +208,7 @@ class EvenAccelerator(Accelerator):  # type: ignore[misc]
 
     def prepare_model(
         self, model: nn.Module, device_placement: bool | None = None, evaluation_mode: bool = False
-    ) -> nn.Module:
+    ) -> Any:
         """Prepare one model; see `Accelerator.prepare_model`."""
         if self._sync_batch_norm and not evaluation_mode:
             self.stride.sync_batch_norm(model)
@@ -210,9 +221,7 @@ class EvenAccelerator(Accelerator):  # type: ignore[misc]
                 self._watch()
         return model
 
-    def prepare_optimizer(
-        self, optimizer: Optimizer, device_placement: bool | None = None
-    ) -> Optimizer:
+    def prepare_optimizer(self, optimizer: Optimizer, device_placement: bool | None = None) -> Any:
         """Prepare one optimizer; see `Accelerator.prepare_optimizer`."""
         prepared = super().prepare_optimizer(optimizer, device_placement)
         if is_lomo_available() and self.has_lomo_optimizer:
@@ -410,7 +419,7 @@ class EvenAccelerator(Accelerator):  # type: ignore[misc]
         seed = getattr(self.dataloader_config, "data_seed", None)
         options = {**({} if seed is None else {"seed": seed}), **self._stride_options}
         self._stride = Stride(self._global_batch or whole, **options)
-        self._pace.unit, self._pace.stride = unit, self._stride
+        self._pace.follow(self._stride, unit)
 
     def _training(self, loader: DataLoader[Any], device: torch.device | None) -> TrainBatches:
         if loader is not self._chosen:
@@ -428,7 +437,7 @@ class EvenAccelerator(Accelerator):  # type: ignore[misc]
         assert isinstance(inner, TrainLoader)
         move = Mover(device, non_blocking=self.non_blocking)
         self._train = TrainBatches(loader, self.stride, inner, move, steps)
-        self._position.batches = self._train
+        self._position.follow(self._train)
         return self._train
 
     def _evaluation(self, loader: DataLoader[Any], device: torch.device | None) -> EvalBatches:
@@ -467,7 +476,7 @@ class EvenAccelerator(Accelerator):  # type: ignore[misc]
             for model in self._trained[len(self._watched) :]:
                 self._watched.append(self._stride.watch(model))
 
-    def _gathered(self, tensor: Tensor) -> Tensor:
+    def _gathered(self, tensor: Tensor) -> Any:
         """Concatenate the rows of all processes; collective."""
         if not tensor.ndim:
             return super().gather(tensor)
@@ -503,7 +512,9 @@ class EvenAccelerator(Accelerator):  # type: ignore[misc]
     def _close(self) -> None:
         if self._stride is not None:
             self._stride.close()
-        self._stride = self._train = self._pace.stride = self._position.batches = None
+        self._stride = self._train = None
+        self._pace.follow(None)
+        self._position.follow(None)
         self._watched.clear()
         self._trained.clear()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from accelerate.data_loader import DataLoaderStateMixin
@@ -14,9 +14,24 @@ from accelerate.utils import send_to_device
 from torch.utils.data import DataLoader
 
 from evenstride.errors import ConfigError
-from evenstride.runtime.loading.evaluation import EvalLoader
-from evenstride.runtime.loading.loader import TrainLoader
-from evenstride.runtime.stride import Stride
+from evenstride.runtime.loading.loader_options import dataset_length
+
+
+class Run(Protocol):
+    """What the loaders use of a `Stride`."""
+
+    @property
+    def global_batch(self) -> int: ...
+    @property
+    def samples(self) -> int: ...
+    @property
+    def synced(self) -> bool: ...
+    @property
+    def epoch(self) -> int: ...
+    @property
+    def step(self) -> int: ...
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -36,7 +51,7 @@ class _Batches(DataLoaderStateMixin, DataLoader[Any]):  # type: ignore[misc]
     """A loader that looks like the user's, whose batches come from a Stride's loader."""
 
     # Not DataLoader.__init__: the options are those of the user's loader, see __getattr__.
-    def __init__(self, given: DataLoader[Any], inner: DataLoader[Any], move: Mover) -> None:
+    def __init__(self, given: DataLoader[Any], inner: Any, move: Mover) -> None:
         self._given, self._inner, self._move = given, inner, move
         self.gradient_state = GradientState()
         self._drop_last = given.drop_last
@@ -45,11 +60,11 @@ class _Batches(DataLoaderStateMixin, DataLoader[Any]):  # type: ignore[misc]
     """Whether the current batch is a placeholder, whose samples belong to other processes."""
 
     @property
-    def batch_sampler(self) -> Any:
+    def batch_sampler(self) -> Any:  # type: ignore[override]
         return self._inner.batch_sampler
 
     @property
-    def sampler(self) -> Any:
+    def sampler(self) -> Any:  # type: ignore[override]
         return self._inner.sampler
 
     def __getattr__(self, name: str) -> Any:
@@ -64,8 +79,8 @@ class TrainBatches(_Batches):
     def __init__(
         self,
         given: DataLoader[Any],
-        stride: Stride,
-        inner: TrainLoader,
+        stride: Run,
+        inner: Any,  # its `TrainLoader`
         move: Mover,
         steps: int,  # batches per update
     ) -> None:
@@ -76,7 +91,7 @@ class TrainBatches(_Batches):
         self._latest: Callable[[], Generator[Any] | None] = lambda: None
 
     def __len__(self) -> int:
-        samples, batch = len(self.dataset), self.stride.global_batch
+        samples, batch = dataset_length(self.dataset), self.stride.global_batch
         if self._drop_last:
             return samples // batch * self._steps
         return -(-samples * self._steps // batch)
@@ -93,7 +108,7 @@ class TrainBatches(_Batches):
     def set_epoch(self, epoch: int) -> None:
         """Do nothing: the Stride counts the epochs."""
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         if (latest := self._latest()) is not None:
             latest.close()
         batches = self._passed()
@@ -147,7 +162,11 @@ class EvalBatches(_Batches):
     """
 
     def __init__(
-        self, given: DataLoader[Any], inner: EvalLoader, move: Mover, total_batch_size: int
+        self,
+        given: DataLoader[Any],
+        inner: Any,  # an `EvalLoader`
+        move: Mover,
+        total_batch_size: int,
     ) -> None:
         super().__init__(given, inner, move)
         self.total_batch_size = total_batch_size
@@ -155,7 +174,7 @@ class EvalBatches(_Batches):
     def __len__(self) -> int:
         return len(self._inner)
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         batches = self._inner.numbered()
         self.begin()
         try:

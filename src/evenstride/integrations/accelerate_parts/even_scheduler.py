@@ -9,11 +9,11 @@ from typing import Any
 from accelerate.scheduler import AcceleratedScheduler
 from accelerate.state import AcceleratorState
 
-from evenstride.runtime.stride import Stride
+from evenstride.integrations.accelerate_parts.even_batches import Run
 
 
 @dataclass
-class Pace:
+class SchedulePace:
     """How often a prepared scheduler steps in an update.
 
     Scripts compute the length of a schedule for one process: from the batches of a loader that is
@@ -22,8 +22,12 @@ class Pace:
     """
 
     split: bool
-    stride: Stride | None = None
+    stride: Run | None = None
     unit: int = 1  # samples of an update of one process
+
+    def follow(self, stride: Run | None, unit: int = 1) -> None:
+        """Follow the global batch of a run; of none with ``None``."""
+        self.stride, self.unit = stride, unit
 
     @property
     def value(self) -> Fraction:
@@ -36,7 +40,7 @@ class Pace:
 class EvenScheduler(AcceleratedScheduler):  # type: ignore[misc]
     """A prepared scheduler, whose pace is set by the global batch."""
 
-    pace = Pace(split=True)
+    pace = SchedulePace(split=True)
     _owed = Fraction(0)  # part of a step that the next update adds to
 
     def step(self, *args: Any, **kwargs: Any) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from accelerate.state import PartialState
 
 from evenstride.errors import ConfigError
-from evenstride.integrations.accelerate.even_batches import TrainBatches
+from evenstride.integrations.accelerate_parts.even_batches import TrainBatches
 
 POSITION = "evenstride.json"
 """File in the folder of a saved state."""
@@ -22,6 +22,10 @@ class SavedPosition:
     """Saves and loads the position in the data, in the folder of Accelerate's states."""
 
     batches: TrainBatches | None = None
+
+    def follow(self, batches: TrainBatches | None) -> None:
+        """Take the position of a training loader from now on; of none with ``None``."""
+        self.batches = batches
 
     def save(self, models: list[Any], weights: list[Any], folder: str) -> None:
         """Write the position; on one process per machine, as folders may be local."""
