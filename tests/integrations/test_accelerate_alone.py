@@ -112,6 +112,7 @@ def test_options_of_the_loader_are_kept(make: Make) -> None:
     _, _, loader = accelerator.prepare(*trainable(), given)
 
     inner = session(accelerator.stride).loaders.latest
+    assert inner is not None
     assert (inner.collate_fn, inner.worker_init_fn, inner.timeout) == (stacked, begun.append, 3)
     assert loader.collate_fn is stacked
 
