@@ -292,6 +292,22 @@ def test_batches_are_skipped_without_a_saved_state(make: Make) -> None:
     assert len(train(accelerator, model, optimizer, loader)) == 6, "the next epoch is whole"
 
 
+def test_after_a_saved_state_nothing_more_is_skipped(make: Make, tmp_path: Path) -> None:
+    accelerator = make()
+    model, optimizer, loader = accelerator.prepare(*trainable(), shuffled(shuffle=False))
+    for number, (x,) in enumerate(loader, 1):
+        accelerator.backward(model(x / 22).mean())
+        optimizer.step()
+        optimizer.zero_grad()
+        if number == 2:
+            accelerator.save_state(str(tmp_path))
+    accelerator.load_state(str(tmp_path))
+
+    (first,) = next(iter(accelerator.skip_first_batches(loader, 1)))
+
+    assert first.flatten().tolist() == [8, 9, 10, 11]
+
+
 def test_a_schedule_ends_at_the_same_sample_for_any_global_batch(make: Make) -> None:
     accelerator = make(global_batch=6, gradient_accumulation_steps=1)
     model, optimizer = trainable()
