@@ -3,8 +3,13 @@
 from importlib.util import find_spec
 from pathlib import Path
 
-# Without torchft, an optional extra, pytest cannot import the doctests of that integration.
-collect_ignore = [] if find_spec("torchft") else ["src/evenstride/integrations/torchft"]
+# Without an optional extra, pytest cannot import the doctests of its integration.
+_INTEGRATIONS = {"torchft": "torchft", "accelerate": "accelerate.py"}
+collect_ignore = [
+    f"src/evenstride/integrations/{path}"
+    for package, path in _INTEGRATIONS.items()
+    if not find_spec(package)
+]
 # pytest must know the plugin's option before it collects tests.
 pytest_plugins = ["tests.messages"]
 SOURCE = Path(__file__).parent / "src"

@@ -239,6 +239,10 @@ SNIPPETS_ELSEWHERE = {
         "profile(",
     ),
     "ions: while training:": ("tests/multiproc/test_ions.py", "feed"),
+    "accelerate: accelerator = EvenAccelerator(global_batch=512)": (
+        "tests/integrations/accelerate_programs.py",
+        "global_batch",
+    ),
     "lightning: class Data(L.LightningDataModule):": (
         "tests/multiproc/recipes.py",
         "LightningDataModule",
@@ -250,10 +254,6 @@ SNIPPETS_NOT_RUN = {
 }
 # Snippets that a rank of these tests cannot run word for word: what is replaced by what.
 SNIPPETS_CHANGED = {
-    "accelerate: loader = stride.loader(val, train=False)               # not prepared either": (
-        "(right, count)",
-        "(right, total)",
-    ),
     'two-gpus: torch.distributed.init_process_group("gloo")              # serves both kinds': (
         'torch.distributed.init_process_group("gloo")',
         "pass",

@@ -45,6 +45,7 @@ def test_every_page_is_in_the_navigation_once() -> None:
 PUBLIC = (
     "evenstride.testing",
     "evenstride.testing.faults",
+    "evenstride.integrations.accelerate",
     "evenstride.integrations.lightning",
     "evenstride.integrations.torchft",
     "evenstride.core",

@@ -12,7 +12,10 @@ from tests.house.sources import ROOT
 MOST_PLACES = 18
 OURS = ("evenstride", "tests", "benchmarks", "examples")
 # Private names of other libraries that have no public equivalent, and of dataclasses and tuples.
-OTHERS = ("torch", "dist", "os", "Variable", "AcceleratorState", "compiled_autograd", "p", "mesh")
+OTHERS = (
+    *("torch", "dist", "os", "Variable", "compiled_autograd", "p", "mesh"),
+    *("AcceleratorState", "GradientState", "PartialState"),
+)
 PUBLIC = ("_asdict", "_replace", "_fields", "_get_fsdp_state")
 
 

@@ -163,36 +163,6 @@ def until_saved(whole: dict[str, Any], rest: dict[str, Any]) -> dict[str, Any]:
     return whole | {"loaded": whole["loaded"][:kept], "losses": losses}
 
 
-def accelerate(rank: int, folder: str) -> dict[str, Any]:
-    """Run the recipe for Accelerate."""
-    from accelerate import Accelerator
-    from accelerate.state import AcceleratorState
-
-    recipe = Recipe("accelerate_loop", ("--cpu",))
-    loader = evenstride.Stride.loader
-
-    def prepares(which: bool) -> Callable[..., Any]:
-        def prepared(
-            stride: evenstride.Stride, *args: Any, train: bool = True, **options: Any
-        ) -> Any:
-            made = loader(stride, *args, train=train, **options)
-            return Accelerator(cpu=True).prepare(made) if train is which else made
-
-        return prepared
-
-    with launched(rank, recipe) as patch:
-        try:
-            reported = {"alone": recipe.alone(), "whole": recipe.run()}
-            reported["pieces"] = recipe.run("--max-micro-batch", 2)
-            reported["resumed"] = cut_and_rest(recipe, patch, Path(folder, "saved"))
-            for name, which in (("prepared", True), ("evaluation prepared", False)):
-                patch.setattr(evenstride.Stride, "loader", prepares(which))
-                reported[name] = {"error": refusal(patch, recipe.run)}
-        finally:
-            AcceleratorState._reset_state(reset_partial_state=True)
-    return reported
-
-
 def fabric(rank: int, folder: str) -> dict[str, Any]:
     """Run the recipe for Fabric."""
     recipe = Recipe("lightning_fabric", ("--accelerator", "cpu", "--precision", "64-true"))

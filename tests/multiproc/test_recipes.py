@@ -43,20 +43,6 @@ def check_resumed(
     assert sum(run["rest"] for run in runs) == (EPOCHS - epochs) * SAMPLES - steps * BATCH
 
 
-@needs("accelerate")
-def test_accelerate_trains_as_one_process_does(ranks: RankPool, tmp_path: Path) -> None:
-    reported = ranks.run(recipes.accelerate, 2, str(tmp_path))
-
-    alone = reported[0]["alone"]
-    check_exact([of["whole"] for of in reported], alone)
-    check_exact([of["pieces"] for of in reported], alone)
-    check_resumed([of["resumed"] for of in reported], alone)
-    for of in reported:
-        check_message(of["prepared"]["error"], "UsageError")
-        evaluated = of["evaluation prepared"]["error"]
-        check_message(evaluated, "UsageError", "stride.loader")
-
-
 @needs("lightning")
 def test_fabric_trains_as_one_process_does(ranks: RankPool, tmp_path: Path) -> None:
     reported = ranks.run(recipes.fabric, 2, str(tmp_path))

@@ -149,6 +149,7 @@ class Stride:
         shuffle: bool = True,
         drop_last: bool = False,
         max_micro_batch: int | None = None,
+        micro_batches: int | None = None,
         weight_fn: Callable[[Any], float] | None = None,
         cost_fn: CostFn | None = None,
         partition: str = "step",
@@ -175,6 +176,11 @@ class Stride:
             max_micro_batch: Largest micro-batch of this rank, in samples. A larger share comes as
                 several micro-batches; use `accumulate` then. With ``cost_fn`` it is the largest
                 cost of a micro-batch (in tokens, for example) instead.
+            micro_batches: Training only. Number of micro-batches of every rank in a full step,
+                instead of their largest size; use `accumulate` then. For loops in which the ranks
+                must have equally many batches, because they count them or call collectives for
+                each. A short step at the end of an epoch has fewer, in proportion. A rank with
+                fewer samples than that runs placeholders for the rest, like a rank without a share.
             weight_fn: Training only. Returns the weight of a (micro-)batch, such as its number of
                 tokens, if the loss is a mean over something other than samples. The ranks sum
                 the weights once per step.
@@ -205,7 +211,12 @@ class Stride:
                 different data, an option is invalid, or a training loader exists already.
         """
         if not train:
-            refuse_for_evaluation(drop_last=drop_last, weight_fn=weight_fn, cost_fn=cost_fn)
+            refuse_for_evaluation(
+                drop_last=drop_last,
+                micro_batches=micro_batches,
+                weight_fn=weight_fn,
+                cost_fn=cost_fn,
+            )
             return self._session.evaluation.loader(
                 dataset,
                 global_batch,
@@ -220,6 +231,7 @@ class Stride:
             drop_last=drop_last,
             weight_fn=weight_fn,
             max_micro_batch=max_micro_batch,
+            micro_batches=micro_batches,
             seeded=seeded,
             cold_prefetch=cold_prefetch,
             by_epoch=by_epoch(partition, cost_fn),

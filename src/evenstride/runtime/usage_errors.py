@@ -140,9 +140,10 @@ def outside_loop() -> ScaleError:
 def drawn_elsewhere() -> UsageError:
     return UsageError(
         "another loader than the one that stride.loader() returned asked for training batches. A "
-        "framework has built the loader again and would split its batches a second time. Leave "
-        "the loader out of Accelerate's prepare(), give Lightning use_distributed_sampler=False, "
-        "and iterate over what stride.loader() returned"
+        "framework has built the loader again and would split its batches a second time. With "
+        "Accelerate, use evenstride.integrations.accelerate.EvenAccelerator (and its method "
+        "skip_first_batches), give Lightning use_distributed_sampler=False, and iterate over what "
+        "stride.loader() returned"
     )
 
 
@@ -150,9 +151,9 @@ def evaluated_elsewhere() -> UsageError:
     return UsageError(
         "another loader than the one that stride.loader(train=False) returned asked for its "
         "batches. A framework has built the loader again and would split its batches a second "
-        "time, so most samples would not be evaluated. Leave the loader out of Accelerate's "
-        "prepare(), give Lightning use_distributed_sampler=False, and iterate over what "
-        "stride.loader() returned"
+        "time, so most samples would not be evaluated. With Accelerate, use "
+        "evenstride.integrations.accelerate.EvenAccelerator, give Lightning "
+        "use_distributed_sampler=False, and iterate over what stride.loader() returned"
     )
 
 

@@ -164,10 +164,24 @@ def micro_batches(positions: range, at_most: int | None) -> tuple[range, ...]:
 
 
 def _even_pieces(positions: range, at_most: int) -> Iterator[range]:
-    count = -(-len(positions) // at_most)
+    return _pieces(positions, -(-len(positions) // at_most))
+
+
+def _pieces(positions: range, count: int) -> Iterator[range]:
     small, larger = divmod(len(positions), max(count, 1))
     bounds = (positions.start + i * small + min(i, larger) for i in range(count + 1))
     return (range(a, b) for a, b in pairwise(bounds))
+
+
+def numbered_micro_batches(positions: range, number: int) -> tuple[range, ...]:
+    """Return ``positions`` as exactly ``number`` micro-batches of similar size.
+
+    The last are empty if there are fewer positions.
+
+    >>> numbered_micro_batches(range(0, 7), 3), numbered_micro_batches(range(0, 1), 2)
+    ((range(0, 3), range(3, 5), range(5, 7)), (range(0, 1), range(1, 1)))
+    """
+    return tuple(_pieces(positions, number))
 
 
 def whole_micro_batches(positions: range, size: int) -> tuple[range, ...]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -51,6 +52,7 @@ class EvalSampler:
     max_micro_batch: int | None
     seed: int | None  # of the samples' randomness, equal in every pass; ``None`` for no seeding
     dealing: ShardAssignment | None = None  # how a pass over shards begins
+    drawn: deque[int] = field(default_factory=deque)  # steps of the batches not yet yielded
 
     def __len__(self) -> int:
         return -(-self.length // self.batch)
@@ -65,11 +67,13 @@ class EvalSampler:
         return steps * -(-largest // self.max_micro_batch)
 
     def __iter__(self) -> Iterator[Keys]:
-        for mine in self._of_steps(self.shares()):
+        self.drawn.clear()
+        for step, mine in self._of_steps(self.shares()):
             for part in micro_batches(range(len(mine)), self.max_micro_batch):
+                self.drawn.append(step)
                 yield self._keys(mine[part.start : part.stop])
 
-    def _of_steps(self, shares: Shares) -> Iterator[IntArray]:
+    def _of_steps(self, shares: Shares) -> Iterator[tuple[int, IntArray]]:
         dealing = self.dealing
         for step, window in enumerate(even_windows(self.length, self.batch)):
             of_step = step_shares(shares, len(window))
@@ -79,7 +83,7 @@ class EvalSampler:
                 positions = cut(window, of_step)[self.rank].positions
                 mine = np.arange(positions.start, positions.stop)
             if of_step[self.rank]:
-                yield mine
+                yield step, mine
 
     def _keys(self, indices: IntArray) -> Keys:
         if self.seed is None:
@@ -119,7 +123,7 @@ class EvalLoader(DataLoader[Any]):
         torch_options: DataLoaderOptions,
         sharded: Callable[[], Iterable[nn.Module]],
     ) -> None:
-        self._sharded, self._stream = sharded, EvalStream(sampler)
+        self._sharded, self._stream, self._drawn = sharded, EvalStream(sampler), sampler.drawn
         self.batches_at_most = sampler.batches_at_most
         """Most batches that a rank may have in a pass: more than ``len`` with micro-batches."""
         self._countable = self.batches_at_most == len(sampler)
@@ -134,6 +138,15 @@ class EvalLoader(DataLoader[Any]):
             with self._stream.begun_by_loader():
                 batches = super().__iter__()
             yield from batches if self._countable else self._counted(batches)
+
+    def numbered(self) -> Iterator[tuple[int, Any]]:
+        """Yield each of this rank's batches with the number of its step.
+
+        A rank that has no samples in a step has no batch of it. So a loop that calls a collective
+        for each step knows from the numbers what it lacks.
+        """
+        for batch in self:
+            yield self._drawn.popleft(), batch
 
     def _counted(self, batches: Iterator[Any]) -> Iterator[Any]:
         """Yield batches; warn if a loop stops at the number of steps with batches left."""

@@ -58,7 +58,7 @@ def merge(items: list[LoadedBatch]) -> LoadedBatch:
     """Return consecutive batches of a step as one, without the loaded data."""
     draw = items[-1].draw._replace(samples=sum(item.draw.samples for item in items), first=True)
     weights = [item.weight for item in items if item.weight is not None]
-    keys: list[Any] = [key for item in items for key in item.keys]
+    keys: list[Any] = [key for item in items if item.draw.samples for key in item.keys]
     return LoadedBatch(None, draw, keys, sum(weights) if weights else None)
 
 
@@ -107,7 +107,8 @@ class TrainLoader(DataLoader[Any]):
         self._rank, self._options = rank, options
         self._standing = standing = rank.coordinator.standing
         self._busy, self._retired, self._own_s = False, False, 0.0
-        rank.step.limits.ask(options.max_micro_batch, by_cost=options.costs is not None)
+        by_cost = options.costs is not None
+        rank.step.limits.ask(options.max_micro_batch, options.micro_batches, by_cost=by_cost)
         self._ready: deque[LoadedBatch] = deque()
         order = rank.progress.order
         assert order is not None, "the layout is set before the loader is made"
@@ -148,6 +149,15 @@ class TrainLoader(DataLoader[Any]):
     def retire(self) -> None:
         """Refuse iteration from now on: another loader has replaced this one."""
         self._retired = True
+
+    @property
+    def at_end(self) -> bool:
+        """Whether the current batch is the last of the epoch."""
+        batch, progress = self._rank.step.batch, self._rank.progress
+        if batch.draw is None or not batch.draw.last:
+            return False
+        left = 0 if batch.committed else batch.draw.window
+        return progress.position + left >= progress.end
 
     @property
     def own_s(self) -> float:

@@ -119,6 +119,7 @@ def layout(dataset: Any, asked: LoaderOptions, processes: int, seed: int | None)
         "by_epoch": asked.by_epoch,
         "weighted": asked.weight_fn is not None,
         "micro": asked.max_micro_batch,
+        "micro_batches": asked.micro_batches,
         "lanes": max(processes, 1),
         "cold_prefetch": asked.cold_prefetch,
         "data": {} if seed is None or not asked.check_data else look(dataset, seed, processes),
@@ -170,6 +171,7 @@ def check_loader(
             f"batch of {global_batch}; lower the global batch or leave drop_last out"
         )
     check_micro_batch(asked.max_micro_batch)
+    _check_number(asked, by_cost=by_cost)
     _check_quantum(asked.max_micro_batch, settings.quantum, by_cost=by_cost)
     check_unaligned_loader(settings.mode, dataset, asked, by_cost=by_cost)
     other = "partition='epoch'" if asked.by_epoch else "cost_fn" if by_cost else ""
@@ -191,6 +193,7 @@ def check_unaligned_loader(
         return
     asked_for = {
         "cost_fn": by_cost,
+        "micro_batches": asked.micro_batches is not None,
         'partition="epoch"': asked.by_epoch,
         "Shards": bool(lengths_of(dataset)),
     }
@@ -218,6 +221,18 @@ def _check_quantum(micro: int | None, quantum: int, *, by_cost: bool) -> None:
 def check_micro_batch(size: int | None) -> None:
     if size is not None:
         check_whole("max_micro_batch", size, least=1)
+
+
+def _check_number(asked: LoaderOptions, *, by_cost: bool) -> None:
+    if asked.micro_batches is None:
+        return
+    check_whole("micro_batches", asked.micro_batches, least=1)
+    for name, given in (("max_micro_batch", asked.max_micro_batch), ("cost_fn", by_cost)):
+        if given:
+            raise ConfigError(
+                f"micro_batches={asked.micro_batches} sets the number of micro-batches, and {name} "
+                "sets their size; leave one of them out. Stride(max_share=...) limits the size too"
+            )
 
 
 class Likeness:

@@ -94,6 +94,7 @@ class MicroBatchLimits:
     """The sizes that a rank's batches may have: by the script's options and by its memory."""
 
     asked: int | None = None  # largest micro-batch that the script allows
+    number: int | None = None  # batches of a full step, on every rank; then no sizes are asked for
     whole: bool = False  # whether all but one have exactly that size, instead of equal sizes.
     most_cost: float | None = None  # of a micro-batch, if samples have costs
     learned: int | None = None  # most samples that may fit, after some did not
@@ -111,10 +112,28 @@ class MicroBatchLimits:
         """The most samples of one batch; ``None`` for no limit."""
         return min((n for n in (self.asked, self.learned) if n is not None), default=None)
 
-    def ask(self, size: int | None, *, by_cost: bool) -> None:
-        """Limit this rank's micro-batches as the script wants, by samples or by cost."""
+    @property
+    def follows_share(self) -> bool:
+        """Whether the largest batch is in proportion to the share, and so its memory."""
+        return not self.micro or (self.number is not None and self.learned is None)
+
+    def ask(self, size: int | None, number: int | None, *, by_cost: bool) -> None:
+        """Limit this rank's micro-batches as the script wants: by samples, cost or number."""
         self.asked = None if by_cost else size
         self.most_cost = size if by_cost else None
+        self.number = number
+        self.micro = self.micro or (number or 1) > 1
+
+    def batches_in(self, window: int, global_batch: int) -> int | None:
+        """Return the batches of each rank in a step of ``window`` samples, if their number is set.
+
+        A short step has fewer, in proportion: as many as one process would make of its samples.
+
+        >>> limits = MicroBatchLimits(number=4)
+        >>> limits.batches_in(32, 32), limits.batches_in(9, 32), limits.batches_in(1, 32)
+        (4, 2, 1)
+        """
+        return None if self.number is None else -(-window * self.number // global_batch)
 
     def exceeded(self, fits: int) -> None:
         """Note that a batch did not fit into memory, and that ``fits`` samples may fit."""

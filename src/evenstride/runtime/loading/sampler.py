@@ -19,6 +19,7 @@ from evenstride.core.sampling.partition import (
     Piece,
     cut,
     cut_by_cost,
+    numbered_micro_batches,
     step_shares,
 )
 from evenstride.core.sampling.permutation import Permutation
@@ -186,7 +187,8 @@ class StepSampler:
 
     def _in_one(self, share: int) -> bool:
         plain = self._costs is None and self._dealing is None
-        return share > 0 and plain and len(self._fit.parts(range(share))) == 1
+        one = (self._fit.number or 1) == 1 and len(self._fit.parts(range(share))) == 1
+        return share > 0 and plain and one
 
     def _planned_alike(self, shares: Shares, count: int) -> Iterator[_Planned]:
         """Yield the plans of ``count`` full steps of one batch each, all with the same split."""
@@ -227,7 +229,10 @@ class StepSampler:
             for number, part in enumerate(parts)
         )
         first = piece.positions.start
-        rows = [mine[part.start - first : part.stop - first] for part in parts]
+        # An empty micro-batch has a sample too, because its rank must take part.
+        rows = [
+            mine[part.start - first : part.stop - first] if part else mine[:1] for part in parts
+        ]
         batches = tuple(keys for row in rows for keys in self._keys(row[np.newaxis]))
         return _Planned(shares, len(window), draws, batches)
 
@@ -251,6 +256,11 @@ class StepSampler:
             mine = indices[first:last]
             parts = self._fit.parts_by_cost(piece.positions, costs[first:last])
         whole = piece.ghost or self._step == self._whole_step
+        number = self._fit.batches_in(len(window), self._cursor.global_batch)
+        if number is not None and self._step != self._whole_step:
+            ghosts = (piece.positions,) * number
+            parts = ghosts if piece.ghost else numbered_micro_batches(piece.positions, number)
+            return piece, parts, mine, dealing
         return piece, (piece.positions,) if whole else parts, mine, dealing
 
     def _indices(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:

@@ -338,12 +338,13 @@ class PeakReport:
     def take(self) -> PeakMemory | None:
         """Return the peak since the last call, if it is known (control thread)."""
         samples = self._batch.largest()
-        # Only if a share is one batch: the script limits micro-batches. Before a model is watched,
-        # its device is unknown.
-        if self._meter is None or self._limits.micro:
+        # Not if the script limits the size of micro-batches. Before a model is watched, its device
+        # is unknown.
+        if self._meter is None or not self._limits.follows_share:
             return None
         peak_bytes = self._meter.peak_bytes()  # starts a new measurement, even if not used
         evaluated, self._evaluated = self._evaluated, False
         if self._progress.step < _WARM_STEPS or evaluated:
             return None  # the peak of something else than a step
-        return PeakMemory(self._rank, max(samples, 1), peak_bytes, self._meter.limit_bytes)
+        share = max(samples, 1) * (self._limits.number or 1)
+        return PeakMemory(self._rank, share, peak_bytes, self._meter.limit_bytes)

@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import DataLoader
 
 import evenstride
-from evenstride.errors import LoaderBusy
+from evenstride.errors import ConfigError, LoaderBusy
 from tests.messages import raises_message
 from tests.order import epoch_order
 from tests.unit.runtime.conftest import MakeStride
@@ -74,6 +74,37 @@ def test_its_length_counts_steps_and_not_micro_batches(make_stride: MakeStride) 
     assert sizes == [3, 2, 2] * 2
     assert synced == [False, False, True] * 2
     assert stride.step == 2
+
+
+def test_the_number_of_micro_batches_may_be_set(make_stride: MakeStride) -> None:
+    stride = make_stride(global_batch=7)
+    loader, trainer = stride.loader(numbered(17), micro_batches=5), Trainer(stride)
+
+    sizes, steps, ends = [], [], []
+    for batch in loader:
+        with stride.accumulate(trainer.model):
+            trainer.backward(batch)
+        sizes.append(stride.samples)
+        ends.append(loader.at_end)  # type: ignore[attr-defined]
+        if stride.synced:
+            trainer.update()
+            steps.append(len(sizes))
+
+    assert sizes == [2, 2, 1, 1, 1, 2, 2, 1, 1, 1, 1, 1, 1]
+    assert steps == [5, 10, 13], "the last step has 3 samples of 7, and so 3 batches of 5"
+    assert ends == [False] * 12 + [True]
+
+
+@pytest.mark.parametrize(
+    "options", [{"max_micro_batch": 2}, {"cost_fn": [1.0] * 8}, {"micro_batches": 0}]
+)
+def test_a_number_and_a_size_of_micro_batches_exclude_each_other(
+    make_stride: MakeStride, options: dict[str, Any]
+) -> None:
+    with raises_message(ConfigError, "micro_batches"):
+        make_stride().loader(numbered(8), **{"micro_batches": 2, **options})
+    with raises_message(ConfigError, "micro_batches"):
+        make_stride().loader(numbered(8), train=False, micro_batches=2)
 
 
 def test_drop_last_leaves_out_the_end_of_the_order_and_is_counted(make_stride: MakeStride) -> None:

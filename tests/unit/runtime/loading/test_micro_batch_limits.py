@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from evenstride.core.sampling.partition import numbered_micro_batches
 from evenstride.errors import ConfigError
 from evenstride.runtime.loading.micro_batch_limits import (
     MicroBatchLimits,
@@ -128,3 +131,42 @@ def test_the_spans_of_a_tail_hold_whatever_the_shares_are(tail: int) -> None:
         assert sum(share for share, _ in fixed) == tail
         for (low, high), (share, _) in zip(of_tail, fixed, strict=True):
             assert low <= share <= high
+
+
+@given(start=st.integers(0, 50), length=st.integers(0, 60), number=st.integers(1, 12))
+def test_a_given_number_of_micro_batches_covers_a_share(
+    start: int, length: int, number: int
+) -> None:
+    parts = numbered_micro_batches(range(start, start + length), number)
+
+    assert len(parts) == number
+    assert [place for part in parts for place in part] == list(range(start, start + length))
+    sizes = [len(part) for part in parts]
+    assert sizes == sorted(sizes, reverse=True)
+    assert max(sizes) - min(sizes) <= 1
+
+
+@given(batch=st.integers(1, 60), number=st.integers(1, 8), window=st.integers(1, 60))
+def test_a_short_step_has_as_many_batches_as_its_samples_need(
+    batch: int, number: int, window: int
+) -> None:
+    window = min(window, batch)
+    found = MicroBatchLimits(number=number).batches_in(window, batch)
+
+    assert found is not None
+    assert 1 <= found <= number
+    assert (found == number) >= (window == batch)
+    assert (found - 1) * batch < window * number <= found * batch
+
+
+def test_memory_follows_the_share_unless_the_size_of_batches_is_set() -> None:
+    by_number, by_size = MicroBatchLimits(), MicroBatchLimits()
+    by_number.ask(None, 4, by_cost=False)
+    by_size.lay_out([4], 0, by_cost=False)
+    by_size.ask(4, None, by_cost=False)
+
+    assert by_number.micro
+    assert by_number.follows_share
+    assert not by_size.follows_share
+    by_number.exceeded(3)
+    assert not by_number.follows_share
