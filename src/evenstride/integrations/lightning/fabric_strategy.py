@@ -1,0 +1,168 @@
+"""A strategy for Fabric, whose loops run every batch themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from lightning.fabric.strategies import DDPStrategy
+from lightning.fabric.strategies.strategy import _BackwardSyncControl
+from torch import Tensor, nn
+
+from evenstride.errors import ConfigError, UsageError
+from evenstride.integrations.lightning.strategy_settings import (
+    IN_CHECKPOINT,
+    TESTED,
+    StrategySettings,
+)
+from evenstride.integrations.lightning.trainer_checks import check_device
+from evenstride.integrations.lightning.user_loaders import (
+    GivenLoader,
+    evaluation_loader,
+    map_style,
+)
+from evenstride.integrations.versions import warn_if_untested
+from evenstride.runtime.stride import Stride
+
+
+class EvenFabricStrategy(DDPStrategy):  # type: ignore[misc]
+    """Fabric's DDP, with a batch for each device by its speed, and exact gradients.
+
+    ``Fabric(strategy=EvenFabricStrategy())`` is all that changes. ``setup_dataloaders`` splits a
+    loader with ``shuffle=True`` by speed for training. Other loaders are for evaluation: each
+    sample once over all ranks, without padding. ``fabric.backward`` weights the loss.
+
+    ``fabric.save`` also stores the position in the data, and ``fabric.load`` restores it.
+
+    Args:
+        global_batch: Samples per batch of the loop over all devices; ``None`` for the batch size of
+            the training loader times the devices. A loop that accumulates ``k`` batches takes ``k``
+            of them per optimizer step.
+        max_micro_batch: Most samples of a batch; ``None`` for the whole share. With a number, a
+            share comes as several batches, and the ranks have different numbers of them: the loop
+            must use ``fabric.strategy.stride.synced``, see the page on Lightning.
+        ordered: The first loader that is set up is for training, and keeps the order of the data
+            set, as its ``shuffle=False`` says.
+        **options: Arguments of `Stride`, `Stride.loader` and `Stride.watch`, and options of
+            Fabric's ``DDPStrategy``; see `EvenStrategy`.
+
+    Raises:
+        ConfigError: An argument is invalid; or in ``setup_dataloaders``, on every rank: a loader
+            draws samples in a way of its own.
+    """
+
+    def __init__(
+        self,
+        global_batch: int | None = None,
+        *,
+        max_micro_batch: int | None = None,
+        ordered: bool = False,
+        **options: Any,
+    ) -> None:
+        warn_if_untested("lightning", *TESTED)
+        self._settings, rest = StrategySettings.of(global_batch, max_micro_batch, options)
+        super().__init__(**rest)
+        self._ordered = ordered
+        self._stride: Stride | None = None
+        self._models: list[nn.Module] = []
+        plain = self._backward_sync_control
+        self._backward_sync_control = StepSync(plain, self._pieces)
+
+    @property
+    def stride(self) -> Stride | None:
+        """The `Stride` of this rank; ``None`` before ``setup_dataloaders``."""
+        return self._stride
+
+    @property
+    def distributed_sampler_kwargs(self) -> None:
+        """Fabric replaces no sampler if this is ``None``."""
+
+    def setup_environment(self) -> None:
+        super().setup_environment()
+        check_device(self.root_device)
+
+    def setup_module(self, module: nn.Module) -> Any:
+        model = super().setup_module(module)
+        self._models.append(model)
+        if self._stride is not None:
+            self._stride.watch(model, **self._settings.watch)
+        return model
+
+    def process_dataloader(self, dataloader: Any) -> Any:
+        if not map_style(dataloader):
+            GivenLoader.of(dataloader, "training")
+        trains = self._ordered if self._stride is None else False
+        if not trains and not GivenLoader.of(dataloader, "training").shuffle:
+            if self.world_size == 1:
+                return dataloader
+            return evaluation_loader(dataloader, self.global_rank, self.world_size, self._shares)
+        return self._training_loader(GivenLoader.of(dataloader, "training"))
+
+    def backward(self, tensor: Tensor, module: Any = None, *args: Any, **kwargs: Any) -> None:
+        if self._stride is None:
+            raise UsageError(
+                "fabric.backward() was called, but no training loader was set up; give "
+                "fabric.setup_dataloaders a DataLoader with shuffle=True, or create "
+                "EvenFabricStrategy(ordered=True)"
+            )
+        super().backward(self._stride.scale(tensor), module, *args, **kwargs)
+
+    def save_checkpoint(self, path: Any, state: dict[str, Any], *args: Any, **kwargs: Any) -> None:
+        if self._stride is not None:
+            state = {**state, IN_CHECKPOINT: self._stride.state_dict()}
+        super().save_checkpoint(path, state, *args, **kwargs)
+
+    def load_checkpoint(
+        self, path: Any, state: Any = None, *args: Any, **kwargs: Any
+    ) -> dict[str, Any]:
+        rest: dict[str, Any] = super().load_checkpoint(path, state, *args, **kwargs)
+        position = rest.pop(IN_CHECKPOINT, None)
+        if position is not None and self._stride is not None:
+            self._stride.load_state_dict(position)
+        return rest
+
+    def _training_loader(self, given: GivenLoader) -> Any:
+        if self._stride is not None:
+            raise ConfigError(
+                "a second DataLoader with shuffle=True was set up, but a run has one training "
+                "loader; give evaluation loaders shuffle=False"
+            )
+        usual = given.batch_size * self.world_size
+        self._stride = self._settings.begin(self._settings.global_batch or usual)
+        loader = self._stride.loader(
+            given.dataset,
+            shuffle=given.shuffle,
+            drop_last=given.drop_last,
+            max_micro_batch=self._settings.max_micro_batch,
+            **self._settings.loader,
+            **given.options,
+        )
+        for model in self._models:
+            self._stride.watch(model, **self._settings.watch)
+        return loader
+
+    def _shares(self) -> Sequence[int]:
+        return () if self._stride is None else self._stride.shares
+
+    def _pieces(self) -> Stride | None:
+        return self._stride if self._settings.max_micro_batch is not None else None
+
+
+class StepSync(_BackwardSyncControl):  # type: ignore[misc]
+    """``fabric.no_backward_sync``, also for ranks with different numbers of micro-batches."""
+
+    def __init__(self, plain: Any, pieces: Callable[[], Stride | None]) -> None:
+        self._plain, self._pieces = plain, pieces
+
+    def no_backward_sync(self, module: nn.Module, enabled: bool) -> Any:
+        """Return the context; raise `UsageError` where ranks would average different steps."""
+        stride = self._pieces()
+        if stride is None:
+            return self._plain.no_backward_sync(module, enabled)
+        if enabled == stride.synced:
+            raise UsageError(
+                f"no_backward_sync(enabled={enabled}) in a batch with synced={stride.synced}: the "
+                "ranks have different numbers of micro-batches, so the loop must not count them; "
+                "use enabled=not fabric.strategy.stride.synced"
+            )
+        return stride.accumulate(module)
