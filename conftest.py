@@ -3,8 +3,15 @@
 from importlib.util import find_spec
 from pathlib import Path
 
-# Without torchft, an optional extra, pytest cannot import the doctests of that integration.
-collect_ignore = [] if find_spec("torchft") else ["src/evenstride/integrations/torchft"]
+# Pytest cannot import the doctests of integrations whose library, an optional extra, is missing.
+_NEED = {
+    "torchft": ["src/evenstride/integrations/torchft"],
+    "lightning": [
+        "src/evenstride/integrations/lightning",
+        "tests/integrations/lightning_programs.py",
+    ],
+}
+collect_ignore = [path for name, paths in _NEED.items() if not find_spec(name) for path in paths]
 # pytest must know the plugin's option before it collects tests.
 pytest_plugins = ["tests.messages"]
 SOURCE = Path(__file__).parent / "src"
