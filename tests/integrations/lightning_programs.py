@@ -171,8 +171,12 @@ def alone(
     clip: float = 0.0,
     cosine: bool = False,
     seed: int = 0,
+    parts: int = 1,
 ) -> dict[str, Any]:
-    """Return what plain PyTorch comes to in one process, with the first samples of each epoch."""
+    """Return what plain PyTorch comes to in one process, with the first samples of each epoch.
+
+    With ``parts``, an update takes so many batches, as loops count them.
+    """
     module, data = net(), rows(SAMPLES)
     optimizer = torch.optim.SGD(module.parameters(), lr=RATE)
     steps = EPOCHS * -(-first // global_batch)
@@ -183,9 +187,11 @@ def alone(
         for start in range(0, len(order), global_batch):
             _, x, y = data[order[start : start + global_batch]]
             loss = F.mse_loss(module(x), y)
-            loss.backward()  # type: ignore[no-untyped-call]
-            gradients.append(flat(module))
+            (loss / parts).backward()  # type: ignore[no-untyped-call]
             losses.append(loss.item())
+            if start // global_batch % parts < parts - 1 and start + global_batch < len(order):
+                continue
+            gradients.append(flat(module))
             if clip:
                 nn.utils.clip_grad_norm_(module.parameters(), clip)
             optimizer.step()
@@ -468,7 +474,7 @@ FACTS: dict[str, tuple[str, ...]] = {
     "stream": ("Streamed", "IterableDataset"),
     "sampler": ("WeightedRandomSampler", "Subset"),
     "batch sampler": ("list", "batch_size="),
-    "list": ("list", "DataLoader"),
+    "no loader": ("range", "DataLoader"),
     "several loaders": ("CombinedLoader",),
     "a loader in a dictionary": ("CombinedLoader",),
     "dataloader_iter": ("dataloader_iter",),
@@ -498,7 +504,7 @@ def refusals(rank: int) -> dict[str, str]:
         "stream": fit(None, DataLoader(Streamed(), batch_size=BATCH)),
         "sampler": fit(None, DataLoader(data, batch_size=BATCH, sampler=weighted)),
         "batch sampler": fit(None, DataLoader(data, batch_sampler=[[0, 1], [2]])),
-        "list": fit(None, [rows(BATCH)[:]]),
+        "no loader": fit(None, range(8)),
         "several loaders": fit(None, both),
         "a loader in a dictionary": fit(None, {"a": loader()}),
         "dataloader_iter": fit(Fetching()),
