@@ -61,7 +61,7 @@ def launched(rank: int, world_size: int = 2) -> Iterator[pytest.MonkeyPatch]:
             yield patch
 
 
-class Regression(L.LightningModule):
+class Regression(L.LightningModule):  # type: ignore[misc]
     """A module as users write it, that also notes what it is given."""
 
     def __init__(self) -> None:
@@ -256,7 +256,10 @@ def saving(folder: str, every: int) -> ModelCheckpoint:
 def cut(rank: int, folder: str, every: int) -> dict[str, Any]:
     """Train, and save on the way."""
     with launched(rank):
-        options = {"enable_checkpointing": True, "callbacks": [saving(folder, every)]}
+        options: dict[str, Any] = {
+            "enable_checkpointing": True,
+            "callbacks": [saving(folder, every)],
+        }
         run = fitted(EvenStrategy(policy="static:9,3"), train=loader(batch_size=6), **options)
         return run | {"saved": sorted(path.name for path in Path(folder).iterdir())}
 
@@ -290,7 +293,7 @@ class Scheduled(Regression):
         return [optimizer], [{"scheduler": scheduler, "interval": "step"}]
 
 
-class Data(L.LightningDataModule):
+class Data(L.LightningDataModule):  # type: ignore[misc]
     """The data of all stages."""
 
     def train_dataloader(self) -> DataLoader[Any]:
@@ -302,7 +305,7 @@ class Data(L.LightningDataModule):
     test_dataloader = predict_dataloader = val_dataloader
 
 
-class Bar(TQDMProgressBar):
+class Bar(TQDMProgressBar):  # type: ignore[misc]
     """A progress bar that notes what it shows at the end of an epoch."""
 
     shown: list[int]
@@ -312,7 +315,7 @@ class Bar(TQDMProgressBar):
         super().on_train_epoch_end(*args)
 
 
-class Counted(L.Callback):
+class Counted(L.Callback):  # type: ignore[misc]
     """Counts validations apart from the check before training."""
 
     validations = 0
@@ -438,13 +441,13 @@ class Streamed(IterableDataset[Any]):
     """Samples in an order of their own."""
 
     def __iter__(self) -> Iterator[Any]:
-        yield from rows(SAMPLES)
+        yield from range(SAMPLES)
 
 
 class Fetching(Regression):
     """A module that fetches its batches."""
 
-    def training_step(self, dataloader_iter: Any) -> Any:
+    def training_step(self, dataloader_iter: Any) -> Any:  # type: ignore[override]
         return self.loss(next(dataloader_iter)[0])
 
 

@@ -1,34 +1,30 @@
-"""A warning for releases of another library that were not tested."""
+"""Warns about versions of other libraries that were not tested."""
 
 from __future__ import annotations
 
 import logging
 import re
-from functools import cache
 from importlib.metadata import version
 
 logger = logging.getLogger("evenstride")
+_warned: set[str] = set()
 
 
-@cache  # once per process
 def warn_if_untested(package: str, oldest: str, newest: str) -> None:
-    """Log a warning if the installed release is outside of the tested range.
-
-    Args:
-        package: Name of the distribution.
-        oldest: First tested release, as ``major.minor``.
-        newest: Last tested release, as ``major.minor``.
-    """
-    installed = version(package)
-    if not _release(oldest) <= _release(installed) <= _release(newest):
-        logger.warning(
-            "%s %s is installed, but this integration was tested with %s to %s; check that the "
-            "first losses are those of a run without it",
-            package,
-            installed,
-            oldest,
-            newest,
-        )
+    """Warn once if a package's version, by major and minor number, is outside the tested range."""
+    found = version(package)
+    if package in _warned or _release(oldest) <= _release(found) <= _release(newest):
+        return
+    _warned.add(package)
+    tested = oldest if oldest == newest else f"{oldest} to {newest}"
+    logger.warning(
+        "%s %s is installed, but evenstride was tested with %s %s; if something fails, install a "
+        "tested version",
+        package,
+        found,
+        package,
+        tested,
+    )
 
 
 def _release(text: str) -> tuple[int, ...]:

@@ -60,12 +60,14 @@ class EvenFabricStrategy(DDPStrategy):  # type: ignore[misc]
         **options: Any,
     ) -> None:
         warn_if_untested("lightning", *TESTED)
-        self._settings, rest = StrategySettings.of(global_batch, max_micro_batch, options)
+        self._settings, rest = StrategySettings.of(
+            DDPStrategy, global_batch, max_micro_batch, options
+        )
         super().__init__(**rest)
-        self._ordered = ordered
+        self._ordered, self._most = ordered, max_micro_batch
         self._stride: Stride | None = None
         self._models: list[nn.Module] = []
-        plain = self._backward_sync_control
+        plain = self._backward_sync_control  # type: ignore[has-type]
         self._backward_sync_control = StepSync(plain, self._pieces)
 
     @property
@@ -133,7 +135,7 @@ class EvenFabricStrategy(DDPStrategy):  # type: ignore[misc]
             given.dataset,
             shuffle=given.shuffle,
             drop_last=given.drop_last,
-            max_micro_batch=self._settings.max_micro_batch,
+            max_micro_batch=self._most,
             **self._settings.loader,
             **given.options,
         )
@@ -145,7 +147,7 @@ class EvenFabricStrategy(DDPStrategy):  # type: ignore[misc]
         return () if self._stride is None else self._stride.shares
 
     def _pieces(self) -> Stride | None:
-        return self._stride if self._settings.max_micro_batch is not None else None
+        return self._stride if self._most is not None else None
 
 
 class StepSync(_BackwardSyncControl):  # type: ignore[misc]

@@ -18,8 +18,8 @@ class StepLoader:
     The Trainer keeps the iterator of an epoch until the next one begins, so ``close`` ends it.
     """
 
-    def __init__(self, loader: Any, epoch_begins: Callable[[], bool]) -> None:
-        self.dataset = loader.dataset
+    def __init__(self, loader: Any, dataset: Any, epoch_begins: Callable[[], bool]) -> None:
+        self.dataset = dataset
         self.per_step = 1
         """Batches that the Trainer counts for a step."""
         self._loader, self._epoch_begins = loader, epoch_begins

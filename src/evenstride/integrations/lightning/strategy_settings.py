@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import difflib
 import inspect
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
+
+from torch.nn.parallel import DistributedDataParallel
 
 from evenstride.errors import ConfigError
 from evenstride.runtime.stride import Stride
@@ -33,9 +36,9 @@ class StrategySettings:
 
     @classmethod
     def of(
-        cls, global_batch: Any, max_micro_batch: Any, options: dict[str, Any]
+        cls, base: type, global_batch: Any, max_micro_batch: Any, options: dict[str, Any]
     ) -> tuple[StrategySettings, dict[str, Any]]:
-        """Return the settings, and the options that are left for Lightning."""
+        """Return the settings, and the options that are left for Lightning's strategy ``base``."""
         if global_batch is not None and not isinstance(global_batch, int):
             raise ConfigError(
                 f"global_batch is {global_batch!r}, but Lightning counts the batches of an epoch "
@@ -51,13 +54,11 @@ class StrategySettings:
             raise ConfigError(
                 f"{given[0]} cannot be set: the strategy creates the process group; leave it out"
             )
-        mine = tuple(inspect.signature(Stride).parameters)
-        parts = [
-            {name: options[name] for name in names if name in options}
-            for names in (mine, _OF_LOADER, _OF_WATCH)
-        ]
+        names = (_names(Stride), _OF_LOADER, _OF_WATCH)
+        parts = [{name: options[name] for name in some if name in options} for some in names]
         taken = set().union(*parts)
         rest = {name: value for name, value in options.items() if name not in taken}
+        _check_names(rest, [*_names(base), *_names(DistributedDataParallel)], sum(names, ()))
         return cls(global_batch, max_micro_batch, *parts), rest
 
     def begin(self, global_batch: int) -> Stride:
@@ -65,3 +66,19 @@ class StrategySettings:
         # Lightning's own sampler takes this seed, which `seed_everything` sets.
         seed = int(os.environ.get("PL_GLOBAL_SEED", "0"))
         return Stride(global_batch, **{"seed": seed, **self.stride})
+
+
+def _names(kind: type) -> tuple[str, ...]:
+    return tuple(inspect.signature(kind).parameters)
+
+
+def _check_names(given: Mapping[str, Any], known: Sequence[str], ours: Sequence[str]) -> None:
+    """Raise `ConfigError` for a misspelled option; torch would name it only at the start."""
+    for name in given:
+        if name not in known:
+            close = difflib.get_close_matches(name, [*ours, *known], n=1)
+            meant = f"; did you mean {close[0]}?" if close else ""
+            raise ConfigError(
+                f"there is no option {name!r} of Stride, of its loader or of "
+                f"DistributedDataParallel{meant or '; leave it out'}"
+            )

@@ -94,7 +94,9 @@ class EvenStrategy(DDPStrategy):  # type: ignore[misc]  # Lightning's types are 
         **options: Any,
     ) -> None:
         warn_if_untested("lightning", *TESTED)
-        self._settings, rest = StrategySettings.of(global_batch, max_micro_batch, options)
+        self._settings, rest = StrategySettings.of(
+            DDPStrategy, global_batch, max_micro_batch, options
+        )
         super().__init__(**rest)
         self._stride: Stride | None = None
         self._steps: StepLoader | None = None
@@ -169,7 +171,7 @@ class EvenStrategy(DDPStrategy):  # type: ignore[misc]  # Lightning's types are 
         self._more = args[1:]
         return output
 
-    def backward(self, closure_loss: Tensor, optimizer: Any, *args: Any, **kwargs: Any) -> Tensor:
+    def backward(self, closure_loss: Tensor, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         stride = self._stride
         if stride is None or not self._trainer.training:
             return super().backward(closure_loss, optimizer, *args, **kwargs)
@@ -251,13 +253,14 @@ class EvenStrategy(DDPStrategy):  # type: ignore[misc]  # Lightning's types are 
         setattr(owner, name, value)
 
     def _training_loader(self, dataloader: Any) -> StepLoader:
-        trainer = self._trainer
-        again = self._steps is not None
-        if again and trainer.fit_loop._combined_loader is None:
-            raise several_loaders()
+        trainer, again = self._trainer, self._steps is not None
         given = GivenLoader.of(dataloader, "training")
         if self._steps is not None:
             self._steps.close()
+            if trainer.fit_loop._combined_loader is None:  # not for another epoch
+                if given.dataset is self._steps.dataset:
+                    return self._steps  # after a search for the learning rate
+                raise several_loaders()
         stride = self._stride or self._begin(given, trainer.accumulate_grad_batches)
         loader = stride.loader(
             given.dataset,
@@ -268,7 +271,7 @@ class EvenStrategy(DDPStrategy):  # type: ignore[misc]  # Lightning's types are 
             **given.options,
         )
         progress = trainer.fit_loop.epoch_loop.batch_progress.current
-        self._steps = StepLoader(loader, lambda: progress.ready == 0)
+        self._steps = StepLoader(loader, given.dataset, lambda: progress.ready == 0)
         if not again:
             self._steps.per_step = trainer.accumulate_grad_batches
             stride.watch(self.model, **self._settings.watch)

@@ -54,9 +54,8 @@ class GivenLoader:
                 f"the {purpose} data set {type(loader.dataset).__name__} is an IterableDataset, "
                 "which yields samples in an order of its own; give one with __getitem__ and __len__"
             )
-        batches = loader.batch_sampler
-        if type(batches) is not BatchSampler or type(loader).__iter__ is not DataLoader.__iter__:
-            own = type(loader if batches is None else batches).__name__
+        batches: Any = loader.batch_sampler
+        if (own := _own_batches(loader)) is not None:
             raise ConfigError(
                 f"the {purpose} loader forms its batches itself ({own}), but evenstride sets their "
                 "size; give DataLoader(dataset, batch_size=..., shuffle=...) instead"
@@ -64,6 +63,16 @@ class GivenLoader:
         options = {name: getattr(loader, name) for name in _CARRIED}
         shuffle = _shuffles(loader, purpose)
         return cls(loader.dataset, batches.batch_size, shuffle, batches.drop_last, options)
+
+
+def _own_batches(loader: DataLoader[Any]) -> str | None:
+    """Return what forms the batches of a loader in a way of its own, if something does."""
+    if type(loader).__iter__ is not DataLoader.__iter__:
+        return type(loader).__name__
+    if loader.batch_sampler is None:
+        return "batch_size=None"
+    plain = type(loader.batch_sampler) is BatchSampler
+    return None if plain else type(loader.batch_sampler).__name__
 
 
 def _shuffles(loader: DataLoader[Any], purpose: str) -> bool:
