@@ -26,9 +26,19 @@ from tests.multiproc.training import flat, net, rows, weights
 
 
 class Loop:
-    """A training loop as users write it, that also notes what it is given."""
+    """A training loop as users write it, that also notes what it is given.
 
-    def __init__(self, strategy: EvenFabricStrategy, devices: int = 2, **options: Any) -> None:
+    With ``saved``, it continues from a file, which it loads before the data.
+    """
+
+    def __init__(
+        self,
+        strategy: EvenFabricStrategy,
+        devices: int = 2,
+        *,
+        train: Any = None,
+        saved: Path | None = None,
+    ) -> None:
         # Fabric's usual precision leaves the model's own, which is float64.
         self.fabric = Fabric(accelerator="cpu", devices=devices, strategy=strategy)
         self.fabric.launch()
@@ -36,8 +46,10 @@ class Loop:
         self.model, self.optimizer = self.fabric.setup(
             self.net, torch.optim.SGD(self.net.parameters(), lr=RATE)
         )
+        if saved is not None:
+            self.fabric.load(saved, self.state)
         self.loader, self.evaluation = self.fabric.setup_dataloaders(
-            options.get("train", loader()), evaluation()
+            loader() if train is None else train, evaluation()
         )
         self.seen: list[list[int]] = []
         self.gradients: list[list[float]] = []
@@ -117,23 +129,30 @@ def exact(rank: int, folder: str) -> dict[str, Any]:
             loop.step()
             if len(loop.gradients) == 4:
                 loop.fabric.save(Path(folder, "saved"), loop.state)
+                loop.fabric.save(Path(folder, "weights"), {"model": loop.model})
                 break
-        return found | {"cut": loop.told()}
+        return found | {"cut": loop.told(), "keys": list(torch.load(Path(folder, "weights")))}
 
 
 def resumed(rank: int, world_size: int, folder: str) -> dict[str, Any]:
     """Continue with another number of processes."""
     with launched(rank, world_size):
+        path = Path(folder, "saved")
+        early = Loop(EvenFabricStrategy(policy="uniform"), world_size, saved=path)
         loop = Loop(EvenFabricStrategy(2 * BATCH, policy="uniform"), world_size)
-        loop.fabric.load(Path(folder, "saved"), loop.state)
-        stride: Any = loop.fabric.strategy.stride
-        return {"epoch": stride.epoch, "step": stride.step} | plainly(loop, EPOCHS - stride.epoch)
+        loop.fabric.load(path, loop.state)
+        return {"early": continued(early), "late": continued(loop)}
+
+
+def continued(loop: Loop) -> dict[str, Any]:
+    stride: Any = loop.fabric.strategy.stride
+    return {"epoch": stride.epoch, "step": stride.step} | plainly(loop, EPOCHS - stride.epoch)
 
 
 FACTS: dict[str, tuple[str, ...]] = {
     "sampler": ("WeightedRandomSampler", "Subset"),
     "two training loaders": ("shuffle=False",),
-    "no training loader": ("shuffle=True", "ordered=True"),
+    "no training loader": ("setup_dataloaders",),
     "not accumulated": ("accumulate",),
     "counted micro-batches": ("enabled=not fabric.strategy.stride.synced",),
 }
@@ -164,13 +183,18 @@ def refusals(rank: int) -> dict[str, str]:
         loop = with_loader(loader())
         loop.fabric.setup_dataloaders(loader())
 
+    def without() -> None:
+        fabric = Fabric(accelerator="cpu", devices=2, strategy=EvenFabricStrategy())
+        fabric.launch()
+        fabric.backward(torch.zeros((), requires_grad=True))
+
     weighted = WeightedRandomSampler([1.0] * SAMPLES, SAMPLES)
     given = DataLoader(rows(SAMPLES), batch_size=BATCH, sampler=weighted)
     with launched(rank):
         found = {
             "sampler": error_of(lambda: with_loader(given)),
             "two training loaders": error_of(twice),
-            "no training loader": error_of(lambda: plainly(with_loader(evaluation()))),
+            "no training loader": error_of(without),
             "not accumulated": error_of(counted),
             "counted micro-batches": error_of(by_number),
         }

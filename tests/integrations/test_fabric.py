@@ -44,11 +44,14 @@ def test_unequal_shares_train_as_one_process_does(ranks: RankPool, tmp_path: Pat
 
     after = ranks.run(programs.resumed, 3, 3, str(tmp_path))
 
-    for run in after:
-        assert (run["epoch"], run["step"]) == (0, 4)
-        assert relative_error(run["weights"], alone(2 * BATCH)["weights"]) <= FLOAT64
-    seen = counted([of["cut"] for of in told], "seen") + counted(after, "seen")
-    assert seen == Counter(dict.fromkeys(range(SAMPLES), EPOCHS))
+    assert told[0]["keys"] == ["model"], "as the loop gave them"
+    for when in ("early", "late"):
+        for run in after:
+            assert (run[when]["epoch"], run[when]["step"]) == (0, 4)
+            assert relative_error(run[when]["weights"], alone(2 * BATCH)["weights"]) <= FLOAT64
+        rest = [of[when] for of in after]
+        seen = counted([of["cut"] for of in told], "seen") + counted(rest, "seen")
+        assert seen == Counter(dict.fromkeys(range(SAMPLES), EPOCHS))
 
 
 def test_what_unequal_batches_do_not_allow_in_fabric_is_refused_alike(ranks: RankPool) -> None:

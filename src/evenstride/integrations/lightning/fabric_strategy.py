@@ -8,6 +8,7 @@ from typing import Any
 from lightning.fabric.strategies import DDPStrategy
 from lightning.fabric.strategies.strategy import _BackwardSyncControl
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from evenstride.errors import ConfigError, UsageError
 from evenstride.integrations.lightning.strategy_settings import (
@@ -28,11 +29,13 @@ from evenstride.runtime.stride import Stride
 class EvenFabricStrategy(DDPStrategy):  # type: ignore[misc]
     """Fabric's DDP, with a batch for each device by its speed, and exact gradients.
 
-    ``Fabric(strategy=EvenFabricStrategy())`` is all that changes. ``setup_dataloaders`` splits a
-    loader with ``shuffle=True`` by speed for training. Other loaders are for evaluation: each
-    sample once over all ranks, without padding. ``fabric.backward`` weights the loss.
+    ``Fabric(strategy=EvenFabricStrategy())`` is all that changes. The first loader that
+    ``setup_dataloaders`` gets is for training, and is split by speed. The others are for
+    evaluation: each sample once over all ranks, without padding. ``fabric.backward`` weights the
+    loss.
 
-    ``fabric.save`` also stores the position in the data, and ``fabric.load`` restores it.
+    If the state has an optimizer, ``fabric.save`` also stores the position in the data, and
+    ``fabric.load`` restores it.
 
     Args:
         global_batch: Samples per batch of the loop over all devices; ``None`` for the batch size of
@@ -41,8 +44,6 @@ class EvenFabricStrategy(DDPStrategy):  # type: ignore[misc]
         max_micro_batch: Most samples of a batch; ``None`` for the whole share. With a number, a
             share comes as several batches, and the ranks have different numbers of them: the loop
             must use ``fabric.strategy.stride.synced``, see the page on Lightning.
-        ordered: The first loader that is set up is for training, and keeps the order of the data
-            set, as its ``shuffle=False`` says.
         **options: Arguments of `Stride`, `Stride.loader` and `Stride.watch`, and options of
             Fabric's ``DDPStrategy``; see `EvenStrategy`.
 
@@ -56,7 +57,6 @@ class EvenFabricStrategy(DDPStrategy):  # type: ignore[misc]
         global_batch: int | None = None,
         *,
         max_micro_batch: int | None = None,
-        ordered: bool = False,
         **options: Any,
     ) -> None:
         warn_if_untested("lightning", *TESTED)
@@ -64,9 +64,10 @@ class EvenFabricStrategy(DDPStrategy):  # type: ignore[misc]
             DDPStrategy, global_batch, max_micro_batch, options
         )
         super().__init__(**rest)
-        self._ordered, self._most = ordered, max_micro_batch
+        self._most = max_micro_batch
         self._stride: Stride | None = None
         self._models: list[nn.Module] = []
+        self._restored: dict[str, Any] | None = None  # the position in a checkpoint
         plain = self._backward_sync_control  # type: ignore[has-type]
         self._backward_sync_control = StepSync(plain, self._pieces)
 
@@ -91,26 +92,32 @@ class EvenFabricStrategy(DDPStrategy):  # type: ignore[misc]
         return model
 
     def process_dataloader(self, dataloader: Any) -> Any:
+        if self._stride is None:
+            return self._training_loader(GivenLoader.of(dataloader, "training"))
         if not map_style(dataloader):
-            GivenLoader.of(dataloader, "training")
-        trains = self._ordered if self._stride is None else False
-        if not trains and not GivenLoader.of(dataloader, "training").shuffle:
-            if self.world_size == 1:
-                return dataloader
-            return evaluation_loader(dataloader, self.global_rank, self.world_size, self._shares)
-        return self._training_loader(GivenLoader.of(dataloader, "training"))
+            return dataloader
+        if GivenLoader.of(dataloader, "evaluation").shuffle:
+            raise ConfigError(
+                "a DataLoader with shuffle=True was set up after the first one, which is the "
+                "training loader; set up the training loader first, and give evaluation loaders "
+                "shuffle=False"
+            )
+        if self.world_size == 1:
+            return dataloader
+        return evaluation_loader(dataloader, self.global_rank, self.world_size, self._shares)
 
     def backward(self, tensor: Tensor, module: Any = None, *args: Any, **kwargs: Any) -> None:
         if self._stride is None:
             raise UsageError(
-                "fabric.backward() was called, but no training loader was set up; give "
-                "fabric.setup_dataloaders a DataLoader with shuffle=True, or create "
-                "EvenFabricStrategy(ordered=True)"
+                "fabric.backward() was called, but no training loader was set up, so the loss "
+                "cannot be weighted; give the DataLoader to fabric.setup_dataloaders first"
             )
         super().backward(self._stride.scale(tensor), module, *args, **kwargs)
 
     def save_checkpoint(self, path: Any, state: dict[str, Any], *args: Any, **kwargs: Any) -> None:
-        if self._stride is not None:
+        # A file without an optimizer is for its weights, and may be read key by key.
+        resumable = any(isinstance(value, Optimizer) for value in state.values())
+        if self._stride is not None and resumable:
             state = {**state, IN_CHECKPOINT: self._stride.state_dict()}
         super().save_checkpoint(path, state, *args, **kwargs)
 
@@ -118,19 +125,18 @@ class EvenFabricStrategy(DDPStrategy):  # type: ignore[misc]
         self, path: Any, state: Any = None, *args: Any, **kwargs: Any
     ) -> dict[str, Any]:
         rest: dict[str, Any] = super().load_checkpoint(path, state, *args, **kwargs)
-        position = rest.pop(IN_CHECKPOINT, None)
-        if position is not None and self._stride is not None:
-            self._stride.load_state_dict(position)
+        if state is not None and IN_CHECKPOINT in rest:
+            self._restored = rest.pop(IN_CHECKPOINT)
+            if self._stride is not None:
+                self._stride.load_state_dict(self._restored)
         return rest
 
     def _training_loader(self, given: GivenLoader) -> Any:
-        if self._stride is not None:
-            raise ConfigError(
-                "a second DataLoader with shuffle=True was set up, but a run has one training "
-                "loader; give evaluation loaders shuffle=False"
-            )
+        saved = None if self._restored is None else self._restored["global_batch"]
         usual = given.batch_size * self.world_size
-        self._stride = self._settings.begin(self._settings.global_batch or usual)
+        self._stride = self._settings.begin(self._settings.global_batch or saved or usual)
+        if self._restored is not None:
+            self._stride.load_state_dict(self._restored)
         loader = self._stride.loader(
             given.dataset,
             shuffle=given.shuffle,
