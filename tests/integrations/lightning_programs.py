@@ -23,6 +23,7 @@ from lightning.pytorch.callbacks import (
 )
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.tuner import Tuner
 from lightning.pytorch.utilities import CombinedLoader
 from torch import Tensor, nn
 from torch.utils.data import (
@@ -531,3 +532,76 @@ def error_of(run: Callable[[], Any]) -> str:
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return "no error"
+
+
+class Partly(Regression):
+    """A module with parameters that no loss uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.unused = nn.Linear(1, 1).double()
+
+
+class Searched(Regression):
+    """A module whose learning rate can be searched for."""
+
+    lr = RATE
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.net.parameters(), lr=self.lr)
+
+
+def samples_in(batch: Row) -> float:
+    return float(len(batch[0]))
+
+
+def options(rank: int, folder: str) -> dict[str, Any]:
+    """Train with options of DDP, of the loader and of the Stride."""
+    with launched(rank):
+
+        def run(model: Regression | None = None, train: Any = None, **even: Any) -> dict[str, Any]:
+            return fitted(EvenStrategy(**{"policy": UNEQUAL, **even}), model, train, evaluation())
+
+        searched = Searched()
+        search = trainer(
+            EvenStrategy(policy=UNEQUAL), default_root_dir=folder, enable_checkpointing=True
+        )
+        Tuner(search).lr_find(searched, loader(), num_training=5, update_attr=False)
+        before = len(searched.seen)
+        search.fit(searched, loader())
+        again = Regression()
+        twice = trainer(EvenStrategy(policy=UNEQUAL), max_epochs=1)
+        twice.fit(again, loader())
+        twice.fit_loop.max_epochs = 2
+        twice.fit(again, loader())
+        return {
+            "loader processes": run(train=loader(num_workers=1, persistent_workers=True)),
+            "static graph": run(static_graph=True),
+            "unused parameters": run(Partly(), find_unused_parameters=True),
+            "a share of 0": run(policy="static:8,0"),
+            "weights": run(weight_fn=samples_in),
+            "costs": run(cost_fn=[1.0] * SAMPLES, max_micro_batch=None),
+            "searched": told(search, searched) | {"before": before},
+            "twice": {"steps": twice.global_step, "epochs": twice.current_epoch},
+        }
+
+
+def saved_at_ends(rank: int, folder: str) -> dict[str, Any]:
+    """Continue from states at the end of an epoch, and after a last step within one."""
+    with launched(rank):
+
+        def run(**options: Any) -> dict[str, Any]:
+            return fitted(EvenStrategy(policy=UNEQUAL), **options)
+
+        run(enable_checkpointing=True, callbacks=[saving(folder, 6)])
+        model, limited = (
+            Regression(),
+            trainer(EvenStrategy(policy=UNEQUAL), max_epochs=-1, max_steps=8),
+        )
+        limited.fit(model, loader())
+        limited.save_checkpoint(Path(folder, "limited.ckpt"))
+        found = {
+            name: run(ckpt_path=Path(folder, f"{name}.ckpt")) for name in ("step=6", "step=12")
+        }
+        found["limited"] = run(ckpt_path=Path(folder, "limited.ckpt"), max_epochs=-1, max_steps=12)
+        return found

@@ -141,8 +141,8 @@ def drawn_elsewhere() -> UsageError:
     return UsageError(
         "another loader than the one that stride.loader() returned asked for training batches. A "
         "framework has built the loader again and would split its batches a second time. Leave "
-        "the loader out of Accelerate's prepare(), give Lightning use_distributed_sampler=False, "
-        "and iterate over what stride.loader() returned"
+        "the loader out of Accelerate's prepare(), give Lightning's Trainer an EvenStrategy, and "
+        "iterate over what stride.loader() returned"
     )
 
 
@@ -151,7 +151,7 @@ def evaluated_elsewhere() -> UsageError:
         "another loader than the one that stride.loader(train=False) returned asked for its "
         "batches. A framework has built the loader again and would split its batches a second "
         "time, so most samples would not be evaluated. Leave the loader out of Accelerate's "
-        "prepare(), give Lightning use_distributed_sampler=False, and iterate over what "
+        "prepare(), give Lightning's Trainer an EvenStrategy, and iterate over what "
         "stride.loader() returned"
     )
 
@@ -161,8 +161,7 @@ def tell_of_missed_batches(count: int) -> None:
     logger.warning(
         "an evaluation stopped after %d batches, the number of its steps. max_micro_batch or "
         "max_share splits this rank's data into more batches, so the others were not evaluated. "
-        "In a framework that counts batches, use "
-        "evenstride.integrations.lightning.TrainerLoader(stride, loader)",
+        "In a loop that counts batches, leave these options out",
         count,
     )
 
