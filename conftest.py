@@ -3,13 +3,20 @@
 from importlib.util import find_spec
 from pathlib import Path
 
-# Without an optional extra, pytest cannot import the doctests of its integration.
-_INTEGRATIONS = {"torchft": "torchft", "accelerate": "accelerate.py"}
-collect_ignore = [
-    f"src/evenstride/integrations/{path}"
-    for package, path in _INTEGRATIONS.items()
-    if not find_spec(package)
-]
+# Pytest cannot import the doctests of integrations whose library, an optional extra, is missing.
+_NEED = {
+    "accelerate": [
+        "src/evenstride/integrations/accelerate.py",
+        "src/evenstride/integrations/accelerate_parts",
+        "tests/integrations/accelerate_programs.py",
+    ],
+    "torchft": ["src/evenstride/integrations/torchft"],
+    "lightning": [
+        "src/evenstride/integrations/lightning",
+        "tests/integrations/lightning_programs.py",
+    ],
+}
+collect_ignore = [path for name, paths in _NEED.items() if not find_spec(name) for path in paths]
 # pytest must know the plugin's option before it collects tests.
 pytest_plugins = ["tests.messages"]
 SOURCE = Path(__file__).parent / "src"

@@ -1,8 +1,8 @@
-"""A LightningModule with a Lightning Trainer; numbered comments mark evenstride's lines.
+"""A LightningModule with a Lightning Trainer, on handwritten digits; one line is evenstride's.
 
     torchrun --nproc-per-node 2 examples/lightning_trainer.py --accelerator cpu --checkpoint DIR
 
-docs/how-to/lightning.md explains each numbered line.
+Needs scikit-learn, which has the digits. docs/how-to/lightning.md explains what changes.
 """
 
 import argparse
@@ -14,83 +14,62 @@ import lightning as L
 import torch
 import torch.nn.functional as F
 from lightning.pytorch.callbacks import ModelCheckpoint
+from sklearn.datasets import load_digits
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset, random_split
 
-import evenstride
-from evenstride.integrations.lightning import TrainerLoader
-
-
-def rows(samples: int, seed: int) -> Dataset:
-    """Return rows of random numbers. The class is the index of the largest of the first ten."""
-    numbers = torch.randn(samples, 64, generator=torch.Generator().manual_seed(seed))
-    return TensorDataset(numbers, numbers[:, :10].argmax(1))
+from evenstride.integrations.lightning import EvenStrategy
 
 
-def small_net() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
+class Digits(L.LightningDataModule):
+    """1797 images of 8 x 8 pixels."""
+
+    def __init__(self, batch_size: int) -> None:
+        super().__init__()
+        self.batch_size = batch_size
+        images, labels = load_digits(return_X_y=True)
+        pixels = torch.tensor(images, dtype=torch.float32) / 16
+        data = TensorDataset(pixels, torch.tensor(labels, dtype=torch.long))
+        parts = random_split(data, [1437, 360], torch.Generator().manual_seed(0))
+        self.train, self.val = parts
+
+    def train_dataloader(self) -> DataLoader:
+        return DataLoader(self.train, batch_size=self.batch_size, shuffle=True)
+
+    def val_dataloader(self) -> DataLoader:
+        return DataLoader(self.val, batch_size=self.batch_size)
 
 
 class Classifier(L.LightningModule):
-    stride: evenstride.Stride
-
-    def __init__(self, args: argparse.Namespace) -> None:
+    def __init__(self, width: int) -> None:
         super().__init__()
-        self.args, self.net = args, small_net()
-
-    def setup(self, stage: str) -> None:  # the first hook after the process group exists
-        if not hasattr(self, "stride"):  # "fit", "validate" and "test" use the same one
-            self.stride = evenstride.Stride(self.args.global_batch)  # 1: over all workers
-
-    def train_dataloader(self) -> TrainerLoader:
-        loader = self.stride.loader(rows(self.args.samples, seed=1))  # 2: instead of DataLoader
-        return TrainerLoader(self.stride, loader)  # 3: adapts it to the Trainer
-
-    def val_dataloader(self) -> DataLoader:
-        return self.stride.loader(rows(self.args.samples // 4, seed=2), train=False)  # 4
-
-    def test_dataloader(self) -> DataLoader:
-        return self.stride.loader(rows(self.args.samples // 4, seed=3), train=False)
-
-    def predict_dataloader(self) -> TrainerLoader:  # prevents Lightning from re-creating the loader
-        loader = self.stride.loader(rows(self.args.samples // 4, seed=3), train=False)
-        return TrainerLoader(self.stride, loader)
-
-    def on_train_start(self) -> None:
-        self.stride.watch(self.trainer.strategy.model)  # 5: DistributedDataParallel exists now
+        self.net = nn.Sequential(
+            nn.Linear(64, width),
+            nn.ReLU(),
+            nn.Linear(width, width),
+            nn.ReLU(),
+            nn.Linear(width, 10),
+        )
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         x, y = batch
         loss = F.cross_entropy(self.net(x), y)
-        return self.stride.scale(loss)  # 6: the exact gradient for any split
-
-    def on_validation_epoch_start(self) -> None:
-        self.loss, self.count = 0.0, 0
+        self.log("train_loss", loss, on_epoch=True, sync_dist=True)
+        return loss
 
     def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
         x, y = batch
-        self.loss += F.cross_entropy(self.net(x), y, reduction="sum").item()
-        self.count += len(y)
+        scores = self.net(x)
+        self.log("val_loss", F.cross_entropy(scores, y), sync_dist=True)
+        self.log("accuracy", (scores.argmax(1) == y).float().mean(), sync_dist=True)
 
     def on_validation_epoch_end(self) -> None:
-        mean = self.stride.mean(self.loss, self.count)  # 7: each row counts once
-        self.log("val_loss", mean, sync_dist=True)  # the same number on all workers
         if not self.trainer.sanity_checking:
-            self.print(f"epoch {self.current_epoch + 1}: validation loss {mean:.4f}")
-
-    def on_test_epoch_start(self) -> None:
-        self.loss, self.count = 0.0, 0
-
-    def test_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
-        self.validation_step(batch, batch_idx)
-
-    def on_test_epoch_end(self) -> None:
-        self.log("test_loss", self.stride.mean(self.loss, self.count), sync_dist=True)
-
-    def predict_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
-        x, _ = batch
-        return self.net(x)
+            found = self.trainer.callback_metrics
+            self.print(
+                f"epoch {self.current_epoch + 1}: "
+                f"validation loss {found['val_loss']:.4f}, accuracy {found['accuracy']:.4f}"
+            )
 
     def configure_optimizers(self) -> Any:
         optimizer = torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
@@ -98,55 +77,44 @@ class Classifier(L.LightningModule):
         scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
         return [optimizer], [{"scheduler": scheduler, "interval": "step"}]
 
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        checkpoint["stride"] = self.stride.state_dict()  # 8: the position in the data
 
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        # 9: evaluation and load_from_checkpoint() need the weights only
-        if hasattr(self, "stride") and self.trainer.state.fn == "fit":
-            self.stride.load_state_dict(checkpoint["stride"])
-
-
-def trainer_for(args: argparse.Namespace) -> L.Trainer:
-    workers = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+def main(args: argparse.Namespace) -> None:
+    L.seed_everything(0, verbose=False)
+    devices = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    strategy = EvenStrategy(args.global_batch)  # this line, and the next use of it
     saving = ModelCheckpoint(args.checkpoint, every_n_train_steps=args.save_every, save_last=True)
-    return L.Trainer(
+    trainer = L.Trainer(
+        strategy=strategy,
         accelerator=args.accelerator,
-        devices=workers,
-        num_nodes=int(os.environ.get("WORLD_SIZE", workers)) // workers,
-        strategy="ddp" if "WORLD_SIZE" in os.environ else "auto",
+        devices=devices,
+        num_nodes=int(os.environ.get("WORLD_SIZE", devices)) // devices,
         precision=args.precision,
         max_epochs=args.epochs,
-        gradient_clip_val=1.0,
         accumulate_grad_batches=args.accumulate,
-        use_distributed_sampler=False,  # 10: the loaders already select the samples of this worker
+        gradient_clip_val=1.0,
         callbacks=[saving] if args.checkpoint else [],
         enable_checkpointing=bool(args.checkpoint),
         enable_progress_bar=False,
         enable_model_summary=False,
         logger=False,
     )
-
-
-def main(args: argparse.Namespace) -> nn.Module:
-    model, trainer = Classifier(args), trainer_for(args)
-    trainer.fit(model, ckpt_path="last" if args.checkpoint else None)
-    if trainer.is_global_zero:
-        print(model.stride.summary())
-    model.stride.close()
-    return model.net
+    resume = "last" if args.checkpoint else None
+    trainer.fit(Classifier(args.width), Digits(args.batch_size), ckpt_path=resume)
+    if trainer.is_global_zero and strategy.stride is not None:
+        print(strategy.stride.summary())
 
 
 def arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--accelerator", default="auto", help="cpu, cuda, ...")
+    parser.add_argument("--accelerator", default="auto", help="cpu or cuda")
     parser.add_argument("--precision", default="32-true", help="also 16-mixed, bf16-mixed, 64-true")
-    parser.add_argument("--samples", type=int, default=16384)
-    parser.add_argument("--epochs", type=int, default=3)
-    parser.add_argument("--global-batch", type=int, default=512)
-    parser.add_argument("--accumulate", type=int, default=1, help="global batches per update")
+    parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--batch-size", type=int, default=128, help="samples per batch and device")
+    parser.add_argument("--accumulate", type=int, default=1, help="batches per update and device")
+    parser.add_argument("--global-batch", type=int, help="samples per update over all devices")
+    parser.add_argument("--width", type=int, default=1024, help="of the two hidden layers")
     parser.add_argument("--checkpoint", type=Path, help="folder of the checkpoints")
-    parser.add_argument("--save-every", type=int, default=50, help="updates between checkpoints")
+    parser.add_argument("--save-every", type=int, default=20, help="updates between checkpoints")
     return parser
 
 

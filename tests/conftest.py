@@ -42,6 +42,8 @@ SLOW = (
     "faults/test_served_hosts.py",
     "faults/test_served_leaving.py",
     "faults/test_turns.py",
+    "integrations/test_lightning_examples.py",
+    "integrations/test_lightning_options.py",
     "live/",
     "multiproc/test_examples.py",
     "multiproc/test_free.py",

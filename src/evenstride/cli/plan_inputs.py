@@ -134,8 +134,8 @@ def _outside_of_steps(profile: WorkloadProfile) -> list[str]:
     if profile.beside_s is not None:
         return []
     return [
-        "the times leave out evaluation and other work outside of steps; to include it, plan with a "
-        "run of several epochs and --as"
+        "the times leave out evaluation and other work outside of steps; to include it, plan with "
+        "a run of several epochs and --as"
     ]
 
 

@@ -142,7 +142,7 @@ def drawn_elsewhere() -> UsageError:
         "another loader than the one that stride.loader() returned asked for training batches. A "
         "framework has built the loader again and would split its batches a second time. With "
         "Accelerate, use evenstride.integrations.accelerate.EvenAccelerator (and its method "
-        "skip_first_batches), give Lightning use_distributed_sampler=False, and iterate over what "
+        "skip_first_batches). With Lightning, use an EvenStrategy. Otherwise, iterate over what "
         "stride.loader() returned"
     )
 
@@ -152,8 +152,8 @@ def evaluated_elsewhere() -> UsageError:
         "another loader than the one that stride.loader(train=False) returned asked for its "
         "batches. A framework has built the loader again and would split its batches a second "
         "time, so most samples would not be evaluated. With Accelerate, use "
-        "evenstride.integrations.accelerate.EvenAccelerator, give Lightning "
-        "use_distributed_sampler=False, and iterate over what stride.loader() returned"
+        "evenstride.integrations.accelerate.EvenAccelerator. With Lightning, use an EvenStrategy. "
+        "Otherwise, iterate over what stride.loader() returned"
     )
 
 
@@ -162,8 +162,7 @@ def tell_of_missed_batches(count: int) -> None:
     logger.warning(
         "an evaluation stopped after %d batches, the number of its steps. max_micro_batch or "
         "max_share splits this rank's data into more batches, so the others were not evaluated. "
-        "In a framework that counts batches, use "
-        "evenstride.integrations.lightning.TrainerLoader(stride, loader)",
+        "In a loop that counts batches, leave these options out",
         count,
     )
 

@@ -247,7 +247,11 @@ class Convention:
         if not self._hooks:
             return None  # no model wants a check
         if self._first is None:
-            self._see_first(given)
+            if given.draw.last:
+                self._see_first(given)
+            # Ranks differ in their number of micro-batches. They agree in the one that each has,
+            # in which a forward pass may communicate, too.
+            self._outputs.clear()
             return self
         if given.draw is self._first:
             self._losses += 1
@@ -273,7 +277,6 @@ class Convention:
         for hook in self._hooks:
             hook.remove()
         found = self._complaint(given) if given.draw.samples > 1 else None
-        self._outputs.clear()
         shown = {"sure": found is not None and found.sure, "text": found.text if found else ""}
         if self._agree is None:
             _judge([shown])
