@@ -52,7 +52,6 @@ SLOW = (
     "multiproc/test_open_batch.py",
     "multiproc/test_ports.py",
     "multiproc/test_profiling.py",
-    "multiproc/test_recipes.py",
     "multiproc/test_serving.py",
     "multiproc/test_trials.py",
     "multiproc/test_unaligned.py",

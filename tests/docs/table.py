@@ -119,9 +119,12 @@ LAB_OPTIONS = ("tests/unit/cli/test_outcome.py", '"--change", "60:1,0.4"')
 DEMO = ("tests/unit/lab/demo/test_demo_run.py", "run_demo(")
 ONLINE = ("tests/multiproc/test_online.py", '"plan", "--online"')
 WITH = ("tests/unit/cli/commands/test_trace.py", '"--with"')
-ACCELERATE = ("tests/multiproc/recipes.py", '"accelerate_loop", ("--cpu",)')
-FABRIC = ("tests/multiproc/recipes.py", '"lightning_fabric", ("--accelerator", "cpu"')
-TRAINER = ("tests/multiproc/recipes.py", '"lightning_trainer", ("--accelerator", "cpu"')
+ACCELERATE = ("tests/integrations/accelerate_states.py", "accelerate_loop")
+LIGHTNING = (
+    "tests/integrations/test_lightning_examples.py",
+    '"lightning_trainer", "lightning_fabric"',
+)
+FABRIC = TRAINER = LIGHTNING
 # Run by another test, which has these words in it.
 ELSEWHERE = {
     "rm -r runs/saved": (TUTORIAL, "rm -r runs/saved"),
@@ -244,7 +247,7 @@ SNIPPETS_ELSEWHERE = {
         "global_batch",
     ),
     "lightning: class Data(L.LightningDataModule):": (
-        "tests/multiproc/recipes.py",
+        "tests/integrations/lightning_programs.py",
         "LightningDataModule",
     ),
 }
