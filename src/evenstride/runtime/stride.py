@@ -156,6 +156,7 @@ class Stride:
         seeded: bool = True,
         cold_prefetch: bool = False,
         check_data: bool = True,
+        max_steps: int | None = None,
         **options: Unpack[DataLoaderOptions],
     ) -> DataLoader[Any]:
         """Return the loader of this rank's mini-batches; a collective call.
@@ -167,7 +168,11 @@ class Stride:
         old one, for a data set that has grown.
 
         Args:
-            dataset: Map-style data set with a length, the same on every rank; or `Shards`.
+            dataset: Map-style data set with a length, the same on every rank; `Shards`; `Stream`;
+                an `IterableDataset`, which is read as a `Stream`; or, for training without epochs,
+                a function of a number of samples that returns a batch of so many, drawn with the
+                global random generators. The ranks draw the same global batch, and each keeps its
+                rows.
             train: ``False`` for evaluation: each sample once over all ranks, without padding, in
                 the order of the data set.
             shuffle: Training only. ``False`` keeps the order of the data set.
@@ -197,6 +202,8 @@ class Stride:
                 first split is then found later.
             check_data: Compare a few samples between the ranks, which must all have the same data.
                 Takes about 50 ms with several ranks, or longer if loading one sample does.
+            max_steps: Training only. Steps of the whole training, restarts included, after which
+                the loop ends, also within an epoch.
             **options: Options of `torch.utils.data.DataLoader`, except ``batch_size``,
                 ``sampler`` and ``batch_sampler``.
 
@@ -205,7 +212,9 @@ class Stride:
                 different data, an option is invalid, or a training loader exists already.
         """
         if not train:
-            refuse_for_evaluation(drop_last=drop_last, weight_fn=weight_fn, cost_fn=cost_fn)
+            refuse_for_evaluation(
+                drop_last=drop_last, weight_fn=weight_fn, cost_fn=cost_fn, max_steps=max_steps
+            )
             return self._session.evaluation.loader(
                 dataset,
                 global_batch,
@@ -224,6 +233,7 @@ class Stride:
             cold_prefetch=cold_prefetch,
             by_epoch=by_epoch(partition, cost_fn),
             check_data=check_data,
+            max_steps=max_steps,
         )
         return self._session.loaders.make(dataset, asked, options, cost_fn)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from evenstride.core.fleet import Shares
-from evenstride.core.sampling.draw import Draw, ShardAssignment
+from evenstride.core.sampling.draw import Draw, ShardAssignment, WindowKey
 from evenstride.core.sampling.partition import (
     EpochCursor,
     EpochParts,
@@ -93,7 +93,7 @@ class StepSampler:
         """Start drawing at a committed position; forget what was drawn before."""
         if epoch != self._epoch:
             order = self.order
-            shuffled = order.shuffle and not order.shards
+            shuffled = order.shuffle and not order.shards and not order.windows
             self._shuffle = Permutation(order.length, order.seed, epoch) if shuffled else None
             self._epoch = epoch
         self._drawn.clear()
@@ -192,9 +192,11 @@ class StepSampler:
         """Yield the plans of ``count`` full steps of one batch each, all with the same split."""
         cursor, share, batch = self._cursor, shares[self._rank], self._cursor.global_batch
         before = sum(shares[: self._rank])
-        starts = cursor.position + before + batch * np.arange(count)
+        begins = cursor.position + batch * np.arange(count)
+        starts = begins + before
         mine = self._indices((starts[:, np.newaxis] + np.arange(share)).ravel())
-        for step, keys in enumerate(self._keys(mine.reshape(count, share)), start=self._step):
+        rows, windows = mine.reshape(count, share), [range(s, s + batch) for s in begins]
+        for step, keys in enumerate(self._keys(rows, windows), start=self._step):
             draw = Draw(step, batch, share, share, True, True, trained=share)
             yield _Planned(shares, batch, (draw,), (keys,))
 
@@ -228,7 +230,7 @@ class StepSampler:
         )
         first = piece.positions.start
         rows = [mine[part.start - first : part.stop - first] for part in parts]
-        batches = tuple(keys for row in rows for keys in self._keys(row[np.newaxis]))
+        batches = tuple(keys for row in rows for keys in self._keys(row[np.newaxis], [window]))
         return _Planned(shares, len(window), draws, batches)
 
     def _pieces(
@@ -258,7 +260,13 @@ class StepSampler:
             return self._parts.indices(self._rank, positions)
         return positions if self._shuffle is None else self._shuffle.at(positions)
 
-    def _keys(self, indices: npt.NDArray[np.int64]) -> list[Keys]:
+    def _keys(self, indices: npt.NDArray[np.int64], windows: Sequence[range] = ()) -> list[Keys]:
+        """Return the keys of batches: one row of indices each, of one window each."""
+        if self.order.windows:
+            return [
+                [WindowKey(self._epoch, int(w.start), int(w.stop), place) for place in row]
+                for w, row in zip(windows, indices.tolist(), strict=True)
+            ]
         if not self._seeded:
             return list(indices.tolist())
         seeds = item_seeds(self.order.seed, self._epoch, indices).tolist()

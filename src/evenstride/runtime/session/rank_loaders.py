@@ -30,6 +30,7 @@ from evenstride.runtime.loading.loader_options import (
 )
 from evenstride.runtime.loading.position import BatchChanges
 from evenstride.runtime.loading.sampler import StepSampler
+from evenstride.runtime.loading.streams import UNKNOWN_LENGTH, as_source, window_kind
 from evenstride.runtime.loss.training_step import TrainingStep
 from evenstride.runtime.session.opening_split import OpeningSplit
 from evenstride.runtime.session.rank_calls import RankCalls
@@ -97,6 +98,7 @@ class TrainLoaders:
     ) -> TrainLoader:
         """Return a training loader; see `Stride.loader`; collective."""
         settings, progress, step = self._settings, self._rank.progress, self._rank.step
+        dataset = as_source(dataset)
         costs: list[Costs] = []
         processes = options.get("num_workers", 0)
 
@@ -114,6 +116,8 @@ class TrainLoaders:
 
         verdict = self._calls.agree("loader()", show, judge_loader)
         left = 0 if asked.drop_last else verdict["length"] % progress.global_batch
+        if window_kind(dataset) and verdict["length"] == UNKNOWN_LENGTH and not asked.drop_last:
+            left = progress.global_batch - 1  # the last step may have any number of samples
         step.limits.lay_out(verdict["micro"], left, by_cost=cost_fn is not None)
         if verdict["cold_prefetch"]:
             self._opening.skip()
