@@ -223,8 +223,12 @@ def check_unaligned_loader(
         'partition="epoch"': asked.by_epoch,
         "Shards": bool(lengths_of(dataset)),
         f"a {window_kind(dataset)}": bool(window_kind(dataset)),
-        "max_steps": asked.max_steps is not None,
     }
+    if asked.max_steps is not None:
+        raise ConfigError(
+            f'max_steps counts steps of all workers together, but with sync="{mode}" workers have '
+            'no step in common; leave the loop after some epochs, or use sync="bsp-ps"'
+        )
     for what, given in asked_for.items():
         if given:
             raise ConfigError(
