@@ -21,7 +21,6 @@ from evenstride.runtime.sinks.snapshot import Sink
 from evenstride.runtime.telemetry.summary import Summary
 from evenstride.runtime.usage_errors import (
     by_epoch,
-    in_flight,
     refuse_for_evaluation,
     refuse_for_training,
 )
@@ -452,10 +451,7 @@ class Stride:
         Raises:
             StepInFlight: Called between the backward pass of a step and its optimizer step.
         """
-        batch = self._session.step.batch
-        if batch.mid_step or batch.unstepped:
-            raise in_flight(self.step)
-        return self._session.state.progress.save()
+        return self._session.loaders.save()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go to a saved position. Call it on every rank with the same state, outside the loop.

@@ -14,15 +14,6 @@ Stretch = tuple[int, int]
 """Consecutive samples of one shard: the first one, and the one after the last."""
 
 
-class WindowKey(NamedTuple):
-    """A sample of data that is read by whole windows, the global batches of steps."""
-
-    epoch: int
-    start: int  # first position of the window in the epoch
-    stop: int  # the position after its last one
-    position: int  # of the sample
-
-
 class Draw(NamedTuple):
     """One (micro-)batch on its way to the training loop; a tuple, because every step makes one."""
 

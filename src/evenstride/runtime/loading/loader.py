@@ -92,6 +92,14 @@ class Rank:
     sampler: Callable[..., StepSampler] = StepSampler
     turns: BatchChanges | None = None
     drift: DriftGuard | None = None
+    # Goes to a saved position; ``None`` where the workers hand on the position.
+    load: Callable[[dict[str, Any]], None] | None = None
+
+    def save(self) -> dict[str, Any]:
+        """Return the committed position; raise `StepInFlight` within a step."""
+        if self.step.batch.mid_step or self.step.batch.unstepped:
+            raise usage_errors.in_flight(self.progress.earlier + self.progress.step)
+        return self.progress.save()
 
 
 class TrainLoader(DataLoader[Any]):
@@ -153,6 +161,19 @@ class TrainLoader(DataLoader[Any]):
         """Return an iterator over the rest of the epoch; raise `LoaderBusy` during a loop."""
         self._refuse_second_loop()
         return self._loop()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position in the data; see `Stride.state_dict`."""
+        return self._rank.save()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go to a saved position; see `Stride.load_state_dict`."""
+        if self._rank.load is None:
+            raise ConfigError(
+                "the loader of a LiveStride takes its position from the other workers; load no "
+                "state into it"
+            )
+        self._rank.load(state)
 
     def restart(self) -> None:
         """Skip the rest of the epoch and go to the next; raise `LoaderBusy` during a loop."""

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from evenstride.core.fleet import Shares
-from evenstride.core.sampling.draw import Draw, ShardAssignment, WindowKey
+from evenstride.core.sampling.draw import Draw, ShardAssignment
 from evenstride.core.sampling.partition import (
     EpochCursor,
     EpochParts,
@@ -27,7 +27,7 @@ from evenstride.runtime.coordination.draw_barrier import DrawBarrier
 from evenstride.runtime.loading.loader_options import Costs
 from evenstride.runtime.loading.micro_batch_limits import MicroBatchLimits
 from evenstride.runtime.loading.position import EpochOrder
-from evenstride.runtime.loading.seeding import Keys, item_seeds
+from evenstride.runtime.loading.seeding import Keys, WindowKey, item_seeds
 
 # Steps planned at once: enough for the code to run warm, few enough to discard.
 _AHEAD = 64

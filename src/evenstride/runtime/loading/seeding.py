@@ -11,18 +11,27 @@ import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset, get_worker_info
 
-from evenstride.core.sampling.draw import WindowKey
 from evenstride.core.sampling.permutation import GOLDEN, mix, outputs
 
 Key = tuple[int, int]
 """A sample's index in the data set, and the seed of its randomness."""
+
+
+class WindowKey(NamedTuple):
+    """A sample of data that is read by whole windows, the global batches of steps."""
+
+    epoch: int
+    start: int  # first position of the window in the epoch
+    stop: int  # the position after its last one
+    position: int  # of the sample
+
 
 Keys = list[Key] | list[int] | list[WindowKey]
 """Samples of a batch: with seeds, indices alone if no seeds are needed, or parts of a window."""

@@ -17,17 +17,17 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch.utils.data import Dataset, IterableDataset
-from torch.utils.data._utils import worker as torch_worker
 
-from evenstride.core.sampling.draw import WindowKey
 from evenstride.errors import ConfigError
 from evenstride.runtime.loading.seeding import (
+    WindowKey,
     generator_states,
     generators_kept,
     item_seeds,
     restore_generators,
     seed_generators,
 )
+from evenstride.runtime.loading.whole_reading import whole_stream
 from evenstride.runtime.usage_errors import check_whole, whole
 
 # Samples of a data set without a known length: more than any training reads.
@@ -325,21 +325,6 @@ def _holds_arrays(batch: list[Any]) -> bool:
 def _under(seed: int, transform: Callable[[Any], Any], sample: Any) -> Any:
     seed_generators(seed)
     return transform(sample)
-
-
-@contextmanager
-def whole_stream() -> Iterator[None]:
-    """Hide from data sets that they are read in a loader process.
-
-    Data sets split their samples by `torch.utils.data.get_worker_info`, but each process must read
-    the whole stream. torch has no public way to say so.
-    """
-    before = torch_worker._worker_info
-    torch_worker._worker_info = None
-    try:
-        yield
-    finally:
-        torch_worker._worker_info = before
 
 
 def as_source(dataset: Any) -> Any:

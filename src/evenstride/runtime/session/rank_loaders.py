@@ -71,6 +71,7 @@ class TrainLoaders:
             sampler=sampler,
             turns=turns,
             drift=drift,
+            load=self.load,
         )
         # Weak, because a loader in a reference cycle ends its processes slowly (5 s each).
         self._latest: Callable[[], TrainLoader | None] = _none
@@ -134,6 +135,10 @@ class TrainLoaders:
         loader = TrainLoader(self._rank, dataset, asked, options)
         self._latest = weakref.ref(loader)
         return loader
+
+    def save(self) -> Plain:
+        """Return the committed position; raise `StepInFlight` within a step."""
+        return self._rank.save()
 
     def load(self, position: Plain) -> None:
         """Go to a saved position; see `CommittedPosition.load`."""
