@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader
 from evenstride.core.policy import Policy
 from evenstride.core.sync_modes.mode_specs import SyncMode
 from evenstride.runtime.loading.loader_options import CostFn, DataLoaderOptions, LoaderOptions
+from evenstride.runtime.loading.streams import as_source
 from evenstride.runtime.rank_session import RankSession
 from evenstride.runtime.run_start import form_team, settle
 from evenstride.runtime.sinks.snapshot import Sink
@@ -210,6 +211,7 @@ class Stride:
             ConfigError: The data set has no length or no samples, the ranks disagree or have
                 different data, an option is invalid, or a training loader exists already.
         """
+        dataset = as_source(dataset)
         if not train:
             refuse_for_evaluation(
                 drop_last=drop_last, weight_fn=weight_fn, cost_fn=cost_fn, max_steps=max_steps

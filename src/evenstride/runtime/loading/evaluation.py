@@ -36,7 +36,7 @@ from evenstride.runtime.loading.loader_options import (
 )
 from evenstride.runtime.loading.seeding import Keys, SeededDataset, item_seeds, seeded_dataset
 from evenstride.runtime.loading.shards import indexed
-from evenstride.runtime.loading.streams import Stream, StreamReader, as_source, window_kind
+from evenstride.runtime.loading.streams import Stream, StreamReader, window_kind
 from evenstride.runtime.memory.memory_meter import PeakReport
 from evenstride.runtime.usage_errors import check_whole
 
@@ -232,7 +232,7 @@ class Evaluation:
         check_data: bool,
     ) -> DataLoader[Any]:
         """Return an evaluation loader; see `Stride.loader`; collective."""
-        settings, dataset = self.settings, as_source(dataset)
+        settings = self.settings
         batch = settings.global_batch if global_batch is None else global_batch
 
         def show() -> Plain:

@@ -155,6 +155,13 @@ def order_of(dataset: Any, agreed: Plain, asked: LoaderOptions, seed: int) -> Ep
     )
 
 
+def longest_tail(agreed: Plain, batch: int) -> int:
+    """Return the most samples that the last, short step of an epoch may have; 0 without one."""
+    if agreed["drop_last"]:
+        return 0
+    return batch - 1 if agreed["length"] == UNKNOWN_LENGTH else int(agreed["length"] % batch)
+
+
 def dealing(dataset: Any, agreed: Plain) -> ShardAssignment | None:
     """Return how an evaluation of shards begins; ``None`` for other data."""
     return order_of(dataset, agreed, LoaderOptions(shuffle=False), seed=0).dealing(epoch=0)

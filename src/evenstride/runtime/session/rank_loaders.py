@@ -17,6 +17,7 @@ from evenstride.runtime.loading.loader_agreement import (
     check_loader,
     judge_loader,
     layout,
+    longest_tail,
     order_of,
 )
 from evenstride.runtime.loading.loader_options import (
@@ -30,7 +31,6 @@ from evenstride.runtime.loading.loader_options import (
 )
 from evenstride.runtime.loading.position import BatchChanges
 from evenstride.runtime.loading.sampler import StepSampler
-from evenstride.runtime.loading.streams import UNKNOWN_LENGTH, as_source, window_kind
 from evenstride.runtime.loss.training_step import TrainingStep
 from evenstride.runtime.session.opening_split import OpeningSplit
 from evenstride.runtime.session.rank_calls import RankCalls
@@ -99,7 +99,6 @@ class TrainLoaders:
     ) -> TrainLoader:
         """Return a training loader; see `Stride.loader`; collective."""
         settings, progress, step = self._settings, self._rank.progress, self._rank.step
-        dataset = as_source(dataset)
         costs: list[Costs] = []
         processes = options.get("num_workers", 0)
 
@@ -116,10 +115,8 @@ class TrainLoaders:
             return {**shown, "cost_fn": costs[0].digest() if costs else None}
 
         verdict = self._calls.agree("loader()", show, judge_loader)
-        left = 0 if asked.drop_last else verdict["length"] % progress.global_batch
-        if window_kind(dataset) and verdict["length"] == UNKNOWN_LENGTH and not asked.drop_last:
-            left = progress.global_batch - 1  # the last step may have any number of samples
-        step.limits.lay_out(verdict["micro"], left, by_cost=cost_fn is not None)
+        tail = longest_tail(verdict, progress.global_batch)
+        step.limits.lay_out(verdict["micro"], tail, by_cost=cost_fn is not None)
         if verdict["cold_prefetch"]:
             self._opening.skip()
         # Here, where all ranks pass: in the loop they would create the group at different batches.
