@@ -117,7 +117,15 @@ class Stream:
         set_epoch = getattr(self.source, "set_epoch", None)
         if callable(set_epoch):
             set_epoch(epoch)
-        return islice(iter(self.source), skip, None)
+        return _rest(iter(self.source), skip)
+
+
+def _rest(samples: Iterator[Any], skip: int) -> Iterator[Any]:
+    """Yield the samples after the first ones; close the iterator when it is closed itself."""
+    try:
+        yield from islice(samples, skip, None)
+    finally:
+        _close(samples)
 
 
 class WindowPart(NamedTuple):
@@ -226,10 +234,8 @@ class StreamReader(Dataset[Any]):
         self._close()
 
     def _close(self) -> None:
-        close = getattr(self._samples, "close", None)
-        self._samples = None
-        if callable(close):
-            close()
+        samples, self._samples = self._samples, None
+        _close(samples)
 
     def samples(
         self, epoch: int, start: int, positions: Sequence[int], window: list[Any]
@@ -320,6 +326,12 @@ def _is_array(value: Any) -> bool:
 def _holds_arrays(batch: list[Any]) -> bool:
     """Return whether a list holds arrays of all samples, and not one item per sample."""
     return any(_is_array(part) or isinstance(part, Mapping | tuple) for part in batch)
+
+
+def _close(samples: Any) -> None:
+    close = getattr(samples, "close", None)
+    if callable(close):
+        close()
 
 
 def _under(seed: int, transform: Callable[[Any], Any], sample: Any) -> Any:
