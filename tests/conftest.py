@@ -42,6 +42,7 @@ SLOW = (
     "faults/test_served_hosts.py",
     "faults/test_served_leaving.py",
     "faults/test_turns.py",
+    "integrations/test_streaming_data.py",
     "live/",
     "multiproc/test_examples.py",
     "multiproc/test_free.py",

@@ -8,9 +8,11 @@ from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
@@ -99,54 +101,67 @@ def tar_stream(folder: Path, epoch: int, skip: int) -> Iterator[Any]:
 
 
 class Images(IterableDataset[tuple[int, Tensor, int]]):
-    """Images in order, which knows its position, as torchdata's loaders expect."""
-
-    def __init__(self) -> None:
-        self.at = 0
+    """Images in order."""
 
     def __iter__(self) -> Iterator[tuple[int, Tensor, int]]:
         images, labels = digits()
-        for index in range(self.at, LENGTH):
-            self.at = index + 1
+        for index in range(LENGTH):
             yield index, torch.as_tensor(images[index]), int(labels[index])
-        self.at = 0
-
-    def state_dict(self) -> dict[str, int]:
-        """Return the position."""
-        return {"at": self.at}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        """Go to a position."""
-        self.at = state["at"]
 
 
-def source_of(kind: str, folder: Path) -> Any:
-    """Return what a loader reads."""
-    if kind.startswith("datasets"):
-        from datasets import load_dataset
+def write(kind: str, folder: Path) -> None:
+    """Write the files that a kind of source reads."""
+    writers = {"datasets": write_json, "webdataset": write_tar, "streaming": write_mds}
+    writer = writers.get(kind.partition(" ")[0])
+    if writer is not None:
+        writer(folder)
 
-        os.environ["HF_HUB_OFFLINE"] = "1"
-        data = load_dataset(
+
+def read_json(folder: Path) -> Any:
+    """Return the written files as a streaming data set; write them if they are missing."""
+    from datasets import load_dataset
+
+    if not Path(files(folder, "jsonl")[0]).exists():
+        write_json(folder)
+    cache = str(folder / "cache")
+    with patch.dict(os.environ, HF_HUB_OFFLINE="1"):
+        return load_dataset(
             "json",
             data_files=files(folder, "jsonl"),
             split="train",
             streaming=True,
-            cache_dir=str(folder / "cache"),
+            cache_dir=cache,
         )
-        if kind == "datasets by shards":
-            return huggingface_shards(data.map(as_mapping))
-        return evenstride.Stream(data.shuffle(seed=3, buffer_size=60), transform=as_row)
+
+
+def source_of(kind: str, folder: Path) -> Any:
+    """Return what a loader reads."""
+    if kind == "datasets by shards":
+        return huggingface_shards(read_json(folder).map(as_mapping))
+    if kind == "datasets":
+        data = read_json(folder).shuffle(seed=3, buffer_size=60)
+        return evenstride.Stream(data, transform=as_row)
     if kind == "webdataset by shards":
         return webdataset_shards(files(folder, "tar"), prepared)
     if kind == "webdataset":
         return evenstride.Stream(lambda epoch, skip: tar_stream(folder, epoch, skip))
     if kind == "streaming by shards":
-        from streaming import StreamingDataset
-
-        return mosaic_shards(StreamingDataset(local=str(folder), batch_size=4))
+        return mosaic_shards(mosaic(folder))
     from torchdata.stateful_dataloader import StatefulDataLoader
 
     return evenstride.Stream(StatefulDataLoader(Images(), batch_size=None))
+
+
+def mosaic(folder: Path) -> Any:
+    """Return MosaicML's data set of a folder; it needs the variables that torchrun sets."""
+    from streaming import StreamingDataset
+    from streaming.base.util import clean_stale_shared_memory
+
+    rank, ranks = str(dist.get_rank()), str(dist.get_world_size())
+    variables = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
+    with patch.dict(os.environ, variables):
+        clean_stale_shared_memory()
+        return StreamingDataset(local=str(folder), batch_size=4)
 
 
 def as_mapping(sample: dict[str, Any]) -> dict[str, Any]:
@@ -169,7 +184,7 @@ def train(rank: int, kind: str, folder: Path, plan: dict[str, Any]) -> dict[str,
     The plan's keys: policy, epochs, workers (of each rank's loader), stop, state.
     """
     stride = evenstride.Stride(BATCH, policy=plan["policy"])
-    loader = stride.loader(
+    loader: Any = stride.loader(
         source_of(kind, folder), num_workers=plan.get("workers", (0,) * 8)[rank]
     )
     if plan.get("state") is not None:
@@ -181,7 +196,7 @@ def train(rank: int, kind: str, folder: Path, plan: dict[str, Any]) -> dict[str,
     while stride.epoch < plan["epochs"] and len(steps) < plan.get("stop", 10**6):
         for batch in loader:
             ids, x, y = as_row(batch) if isinstance(batch, dict) else batch
-            stride.scale(F.cross_entropy(model(x), y)).backward()
+            stride.scale(F.cross_entropy(model(x), y)).backward()  # type: ignore[no-untyped-call]
             steps.append({"ids": ids.tolist(), "gradient": flat(net), "epoch": stride.epoch})
             optimizer.step()
             optimizer.zero_grad()
@@ -198,7 +213,7 @@ def alone_on(steps: list[list[int]]) -> list[list[float]]:
     optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
     for ids in steps:
         x, y = torch.as_tensor(images[ids]), torch.as_tensor(labels[ids])
-        F.cross_entropy(net(x), y).backward()
+        F.cross_entropy(net(x), y).backward()  # type: ignore[no-untyped-call]
         gradients.append(flat(net))
         optimizer.step()
         optimizer.zero_grad()

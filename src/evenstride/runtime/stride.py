@@ -157,6 +157,7 @@ class Stride:
         cold_prefetch: bool = False,
         check_data: bool = True,
         max_steps: int | None = None,
+        bucketed: bool = False,
         **options: Unpack[DataLoaderOptions],
     ) -> DataLoader[Any]:
         """Return the loader of this rank's mini-batches; a collective call.
@@ -204,6 +205,10 @@ class Stride:
                 Takes about 50 ms with several ranks, or longer if loading one sample does.
             max_steps: Training only. Steps of the whole training, restarts included, after which
                 the loop ends, also within an epoch.
+            bucketed: Training only, with ``cost_fn``. Each rank orders its samples of a step by
+                cost, so that a micro-batch has samples of similar length and little padding.
+                ``max_micro_batch`` then limits the cost of a micro-batch whose samples are all
+                padded to the longest. The samples of a step stay the same.
             **options: Options of `torch.utils.data.DataLoader`, except ``batch_size``,
                 ``sampler`` and ``batch_sampler``.
 
@@ -214,7 +219,11 @@ class Stride:
         dataset = as_source(dataset)
         if not train:
             refuse_for_evaluation(
-                drop_last=drop_last, weight_fn=weight_fn, cost_fn=cost_fn, max_steps=max_steps
+                drop_last=drop_last,
+                weight_fn=weight_fn,
+                cost_fn=cost_fn,
+                max_steps=max_steps,
+                bucketed=bucketed,
             )
             return self._session.evaluation.loader(
                 dataset,
@@ -235,6 +244,7 @@ class Stride:
             by_epoch=by_epoch(partition, cost_fn),
             check_data=check_data,
             max_steps=max_steps,
+            bucketed=bucketed,
         )
         return self._session.loaders.make(dataset, asked, options, cost_fn)
 

@@ -141,6 +141,7 @@ class TrainLoader(DataLoader[Any]):
             seeded=isinstance(samples, SeededDataset),
             sizes=options.sizes,
             costs=options.costs,
+            bucketed=options.bucketed,
         )
         self._own_seed = None if "generator" in torch_options else order.seed
         torch_options.setdefault("generator", own_generator(order.seed, standing.rank))

@@ -188,6 +188,11 @@ def check_loader(
     if asked.max_steps is not None:
         check_whole("max_steps", asked.max_steps, least=1)
     other = "partition='epoch'" if asked.by_epoch else "cost_fn" if by_cost else ""
+    if asked.bucketed and not by_cost:
+        raise ConfigError(
+            "bucketed=True orders samples by cost, but there are no costs; pass cost_fn, such as "
+            "the lengths of the samples, or leave it out"
+        )
     if kind := window_kind(dataset):
         _check_windows(kind, length, settings, other)
     if other and lengths_of(dataset):

@@ -65,6 +65,7 @@ class LoaderOptions:
     sizes: Iterator[int] | None = None
     check_data: bool = True  # compare a few samples between the ranks
     max_steps: int | None = None  # of the whole training, after which the loop ends
+    bucketed: bool = False  # micro-batches have samples of similar cost; costs count padded
 
 
 def dataset_length(dataset: Any) -> int:

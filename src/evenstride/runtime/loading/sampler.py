@@ -63,8 +63,9 @@ class StepSampler:
         seeded: bool = True,  # whether keys have a seed for the sample's randomness
         sizes: Iterator[int] | None = None,  # global batches of a calibration
         costs: Costs | None = None,
+        bucketed: bool = False,  # whether a rank's samples of a step are ordered by cost
     ) -> None:
-        self._costs, self._revision = costs, fit.revision
+        self._costs, self._bucketed, self._revision = costs, bucketed, fit.revision
         self.order, self.own_s = order, 0.0
         self._gate, self._rank, self._fit = gate, rank, fit
         self._seeded, self._sizes = seeded, sizes
@@ -250,8 +251,12 @@ class StepSampler:
             costs = self._costs.of(indices)
             piece = cut_by_cost(window, shares, costs)[self._rank]
             first, last = piece.positions.start - window.start, piece.positions.stop - window.start
-            mine = indices[first:last]
-            parts = self._fit.parts_by_cost(piece.positions, costs[first:last])
+            mine, costs = indices[first:last], costs[first:last]
+            if self._bucketed:
+                # Not before the split: one rank would always get the longest samples.
+                by_cost = np.argsort(costs, kind="stable")
+                mine, costs = mine[by_cost], costs[by_cost]
+            parts = self._fit.parts_by_cost(piece.positions, costs, padded=self._bucketed)
         whole = piece.ghost or self._step == self._whole_step
         return piece, (piece.positions,) if whole else parts, mine, dealing
 

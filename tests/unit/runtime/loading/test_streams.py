@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.data import IterableDataset
 
 import evenstride
-from evenstride.errors import ConfigError, ScaleError
+from evenstride.errors import ConfigError, ScaleError, StepInFlight
 from tests.messages import raises_message
 from tests.unit.runtime.conftest import MakeStride
 from tests.unit.runtime.solo import Trainer, numbered
@@ -302,3 +302,23 @@ def test_a_batch_fetched_before_the_backward_pass_is_refused(make_stride: MakeSt
     with raises_message(ScaleError, "num_workers"):
         next(batches)
     assert loss.requires_grad
+
+
+def test_a_loader_has_the_state_of_its_stride(make_stride: MakeStride) -> None:
+    stride = make_stride()
+    loader: Any = stride.loader(numbered(10))
+    trainer = Trainer(stride)
+    first = trainer.epoch(loader, steps=2)
+    state = loader.state_dict()
+
+    rest = trainer.epoch(loader)
+    loader.load_state_dict(state)
+
+    assert state["position"] == 8
+    assert trainer.epoch(loader) == rest
+    assert len(first) == 2
+    for batch in loader:
+        trainer.backward(batch)
+        with raises_message(StepInFlight):
+            loader.state_dict()
+        break
