@@ -2,8 +2,8 @@
 
     torchrun --nproc-per-node 2 examples/stream.py --text book.txt --test another.txt
 
-The texts are read line by line, and each sequence is filled with as many lines as needed. Nobody
-counts them: each rank finds the end of an epoch by itself, in the same step as the others.
+The texts are read line by line, and each sequence is filled with as many lines as needed. Their
+number is not known: each rank finds the end of an epoch by itself, in the same step as the others.
 """
 
 import argparse

@@ -202,9 +202,9 @@ def train(rank: int, kind: str, folder: Path, plan: dict[str, Any]) -> dict[str,
             optimizer.zero_grad()
             if len(steps) == plan.get("stop"):
                 break
-    told = {"steps": steps, "state": loader.state_dict()}
+    results = {"steps": steps, "state": loader.state_dict()}
     stride.close()
-    return told
+    return results
 
 
 def alone_on(steps: list[list[int]]) -> list[list[float]]:

@@ -37,7 +37,11 @@ def _need(kind: str) -> None:
 
 
 def _steps(runs: list[list[dict[str, Any]]]) -> list[list[dict[str, Any]]]:
-    return [list(parts) for told in runs for parts in zip(*(t["steps"] for t in told), strict=True)]
+    return [
+        list(parts)
+        for results in runs
+        for parts in zip(*(t["steps"] for t in results), strict=True)
+    ]
 
 
 @pytest.mark.parametrize("kind", KINDS)

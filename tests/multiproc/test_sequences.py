@@ -12,20 +12,20 @@ from tests.multiproc.sequences import BLOCK, MOST, alone_on, train
 from tests.multiproc.training import relative_error
 
 
-def _steps(told: list[list[dict[str, Any]]]) -> list[list[dict[str, Any]]]:
-    return [list(parts) for parts in zip(*told, strict=True)]
+def _steps(results: list[list[dict[str, Any]]]) -> list[list[dict[str, Any]]]:
+    return [list(parts) for parts in zip(*results, strict=True)]
 
 
 @pytest.mark.parametrize("how", ["padded", "bucketed", "packed", "blocks"])
 def test_the_gradient_is_the_mean_over_all_tokens(ranks: RankPool, how: str) -> None:
-    told = ranks.run(train, 2, how, "static:5,19")
+    results = ranks.run(train, 2, how, "static:5,19")
 
-    for parts in _steps(told):
+    for parts in _steps(results):
         truth = alone_on(how, [i for part in parts for i in part["ids"]])
         for part in parts:
             assert relative_error(part["gradient"], truth) <= 1e-12
             assert how == "blocks" or max(part["sizes"]) <= MOST or how == "padded"
-    padding = sum(part["padding"] for part in chain.from_iterable(told))
+    padding = sum(part["padding"] for part in chain.from_iterable(results))
     assert (padding == 0) == (how in ("packed", "blocks"))
 
 
@@ -42,8 +42,8 @@ def test_buckets_change_no_steps_samples_and_save_padding(ranks: RankPool) -> No
 
 
 def test_blocks_are_full_and_each_is_trained_once(ranks: RankPool) -> None:
-    told = ranks.run(train, 2, "blocks", "adaptive")
+    results = ranks.run(train, 2, "blocks", "adaptive")
 
-    ids = [i for parts in _steps(told) for part in parts for i in part["ids"]]
+    ids = [i for parts in _steps(results) for part in parts for i in part["ids"]]
     assert ids == list(range(len(ids)))
-    assert {size % BLOCK for part in chain.from_iterable(told) for size in part["sizes"]} == {0}
+    assert {size % BLOCK for part in chain.from_iterable(results) for size in part["sizes"]} == {0}

@@ -16,7 +16,11 @@ UNEQUAL = "static:5,19"
 
 def _steps(runs: list[list[dict[str, Any]]]) -> list[list[dict[str, Any]]]:
     """Return all ranks' part of every step, of runs that follow each other."""
-    return [list(parts) for told in runs for parts in zip(*(t["steps"] for t in told), strict=True)]
+    return [
+        list(parts)
+        for results in runs
+        for parts in zip(*(t["steps"] for t in results), strict=True)
+    ]
 
 
 def _ids(parts: list[dict[str, Any]]) -> list[int]:
@@ -55,28 +59,28 @@ def _check_gradients(run: list[dict[str, Any]]) -> None:
 def test_a_stream_is_trained_in_its_order_and_the_gradient_is_exact(
     ranks: RankPool, plan: dict[str, Any]
 ) -> None:
-    told = ranks.run(train, 2, plan)
+    results = ranks.run(train, 2, plan)
 
     expected = _expected(plan["epochs"], LENGTH, drop_last=plan.get("drop_last", False))
-    assert [_ids(parts) for parts in _steps([told])] == expected
-    _check_gradients(told)
+    assert [_ids(parts) for parts in _steps([results])] == expected
+    _check_gradients(results)
 
 
 @pytest.mark.parametrize("length", [240, 241, 23], ids=["whole steps", "one more", "one step"])
 def test_the_end_of_a_stream_is_found_wherever_it_is(ranks: RankPool, length: int) -> None:
     plan = {"policy": UNEQUAL, "epochs": 3, "length": length, "workers": (2, 0)}
 
-    told = ranks.run(train, 2, plan)
+    results = ranks.run(train, 2, plan)
 
-    assert [_ids(parts) for parts in _steps([told])] == _expected(3, length)
-    assert told[0]["state"]["epoch"] == 3
+    assert [_ids(parts) for parts in _steps([results])] == _expected(3, length)
+    assert results[0]["state"]["epoch"] == 3
 
 
 @pytest.mark.parametrize("world", [1, 3])
 @pytest.mark.parametrize("stop", [5, 11], ids=["within an epoch", "after its last step"])
 def test_a_stream_goes_on_with_any_number_of_ranks(ranks: RankPool, world: int, stop: int) -> None:
     first = ranks.run(train, 2, {"policy": UNEQUAL, "epochs": 2, "stop": stop, "workers": (2, 0)})
-    states = [told["steps"][-1]["state"] for told in first]
+    states = [results["steps"][-1]["state"] for results in first]
 
     rest = ranks.run(train, world, {"policy": "adaptive", "epochs": 2, "state": states[0]})
 
@@ -102,18 +106,18 @@ def test_augmentation_of_a_stream_does_not_depend_on_the_split(ranks: RankPool) 
 def test_a_batch_function_draws_the_same_global_batches_for_any_split(ranks: RankPool) -> None:
     plan = {"kind": "function", "policy": UNEQUAL, "max_steps": 9}
     whole = ranks.run(train, 1, {**plan, "policy": "uniform"})
-    told = ranks.run(train, 2, {**plan, "workers": (1, 0), "micro": 4, "breaks": [4]})
+    results = ranks.run(train, 2, {**plan, "workers": (1, 0), "micro": 4, "breaks": [4]})
     first = ranks.run(train, 2, {**plan, "policy": "adaptive", "stop": 4})
     rest = ranks.run(train, 3, {**plan, "policy": "adaptive", "state": first[0]["state"]})
 
     drawn = [
         [(_ids(parts), [n for part in parts for n in part["drawn"]]) for parts in _steps(runs)]
-        for runs in ([whole], [told], [first, rest])
+        for runs in ([whole], [results], [first, rest])
     ]
     assert drawn[0] == drawn[1] == drawn[2]
     assert len(drawn[0]) == 9
     assert len({tuple(ids) for ids, _ in drawn[0]}) == 9, "every step draws another batch"
-    _check_gradients(told)
+    _check_gradients(results)
 
 
 @pytest.mark.parametrize(
@@ -126,20 +130,20 @@ def test_a_batch_function_draws_the_same_global_batches_for_any_split(ranks: Ran
     ids=["unequal", "micro-batches", "known length"],
 )
 def test_a_stream_can_be_evaluated(ranks: RankPool, plan: dict[str, Any]) -> None:
-    told = ranks.run(evaluated, 2, plan)
+    results = ranks.run(evaluated, 2, plan)
 
-    ids = sorted(i for first, _ in told for i, _ in first)
+    ids = sorted(i for first, _ in results for i, _ in first)
     assert ids == list(range(plan.get("length", LENGTH)))
-    for first, again in told:
+    for first, again in results:
         assert first == again
 
 
 @pytest.mark.parametrize("how", ["split by rank", "own generator", "function"])
 def test_data_that_the_ranks_cannot_share_is_refused(ranks: RankPool, how: str) -> None:
-    told = ranks.run(refused, 2, how)
+    results = ranks.run(refused, 2, how)
 
-    assert told[0] == told[1]
-    check_message(told[0])
+    assert results[0] == results[1]
+    check_message(results[0])
 
 
 def test_random_numbers_of_a_stream_are_equal_on_all_ranks(ranks: RankPool) -> None:

@@ -69,11 +69,11 @@ def source_of(plan: dict[str, Any]) -> Any:
 def train(rank: int, plan: dict[str, Any]) -> dict[str, Any]:
     """Train as ``plan`` says; return samples and gradient of every step, and the state.
 
-    The plan's keys: kind (of source), policy, sync, length and known (of the stream), epochs or
-    max_steps, workers (of each rank's loader), stop (steps after which the run ends), breaks (steps
-    after which the loop is left and entered again), state, micro, drop_last, weighted.
+    The plan's keys: kind (of source), policy, length and known (of the stream), epochs or
+    max_steps, workers (of each rank's loader), micro, drop_last, weighted. The run starts from
+    state, leaves the loop and enters it again after the steps in breaks, and ends after stop steps.
     """
-    stride = evenstride.Stride(BATCH, policy=plan["policy"], sync=plan.get("sync"))
+    stride = evenstride.Stride(BATCH, policy=plan["policy"])
     loader = stride.loader(
         source_of(plan),
         num_workers=plan.get("workers", (0,) * 8)[rank],
@@ -107,9 +107,9 @@ def train(rank: int, plan: dict[str, Any]) -> dict[str, Any]:
                 steps[-2]["state"] = stride.state_dict()
                 if len(steps) - 1 in stops:
                     break
-    told = {"steps": steps[:-1], "state": stride.state_dict(), "summary": str(stride.summary())}
+    results = {"steps": steps[:-1], "state": stride.state_dict(), "summary": str(stride.summary())}
     stride.close()
-    return told
+    return results
 
 
 def weigh(batch: Any) -> float:

@@ -170,10 +170,10 @@ class Stride:
 
         Args:
             dataset: Map-style data set with a length, the same on every rank; `Shards`; `Stream`;
-                an `IterableDataset`, which is read as a `Stream`; or, for training without epochs,
-                a function of a number of samples that returns a batch of so many, drawn with the
-                global random generators. The ranks draw the same global batch, and each keeps its
-                rows.
+                or an `IterableDataset`, which is read as a `Stream`. For training without epochs
+                also a function of a number of samples that returns a batch of so many. It draws
+                them with the global random generators. The ranks draw the same global batch, and
+                each keeps its rows.
             train: ``False`` for evaluation: each sample once over all ranks, without padding, in
                 the order of the data set.
             shuffle: Training only. ``False`` keeps the order of the data set.

@@ -322,3 +322,21 @@ def test_a_loader_has_the_state_of_its_stride(make_stride: MakeStride) -> None:
         with raises_message(StepInFlight):
             loader.state_dict()
         break
+
+
+def test_an_iterator_that_is_kept_gives_the_micro_batches_of_each_step(
+    make_stride: MakeStride,
+) -> None:
+    stride = make_stride()
+    batches, trainer = iter(stride.loader(draw, max_micro_batch=3)), Trainer(stride)
+    sizes = []
+    while stride.step < 4:
+        for batch in batches:
+            with stride.accumulate(trainer.model):
+                trainer.backward(batch)
+            sizes.append(len(batch[0]))
+            if stride.synced:
+                break
+        trainer.update()
+
+    assert (sizes, stride.step) == ([2, 2] * 4, 4)
