@@ -44,6 +44,7 @@ SLOW = (
     "faults/test_turns.py",
     "integrations/test_lightning_examples.py",
     "integrations/test_lightning_options.py",
+    "integrations/test_streaming_data.py",
     "live/",
     "multiproc/test_examples.py",
     "multiproc/test_free.py",

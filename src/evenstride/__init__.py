@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from evenstride.core.policy import Keep, Move, Policy, Situation
     from evenstride.runtime.checkpoint.checkpointer import Checkpointer
     from evenstride.runtime.loading.shards import Shards
+    from evenstride.runtime.loading.streams import Stream
     from evenstride.runtime.sinks.snapshot import Sink, Snapshot
     from evenstride.runtime.stride import Stride
     from evenstride.runtime.telemetry.summary import Summary
@@ -55,6 +56,7 @@ __all__ = [
     "Snapshot",
     "SplitDiverged",
     "StepInFlight",
+    "Stream",
     "Stride",
     "Summary",
     "UnknownPolicy",
@@ -73,6 +75,7 @@ _LATER = {
     "Sink": "evenstride.runtime.sinks.snapshot",
     "Situation": "evenstride.core.policy",
     "Snapshot": "evenstride.runtime.sinks.snapshot",
+    "Stream": "evenstride.runtime.loading.streams",
     "Stride": "evenstride.runtime.stride",
     "Summary": "evenstride.runtime.telemetry.summary",
 }

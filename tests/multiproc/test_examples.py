@@ -122,6 +122,18 @@ def test_the_gpt_learns_and_its_loss_does_not_depend_on_the_workers(text: Path) 
     assert two == pytest.approx(one, abs=1.1e-4)
 
 
+@pytest.mark.parametrize("name", ["iterations", "stream"])
+def test_the_gpt_without_a_data_set_learns_alike_with_any_workers(name: str, text: Path) -> None:
+    size = ("--context", 16, "--width", 16, "--layers", 1, "--log-every", 1, "--global-batch", 20)
+    more = ("--steps", 12) if name == "iterations" else ("--test", text, "--epochs", 2)
+
+    two = _after("loss", _run(name, "--text", text, *size, *more, split=(5, 15)))
+    one = _after("loss", _run(name, "--text", text, *size, *more, split=(20,)))
+
+    assert two[-1] < two[0]
+    assert two == pytest.approx(one, abs=1.1e-4)
+
+
 def _idx(path: Path, array: npt.NDArray[np.uint8]) -> None:
     header = b"\x00\x00\x08" + bytes([array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape)
     path.write_bytes(gzip.compress(header + array.tobytes()))

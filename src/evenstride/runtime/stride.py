@@ -15,13 +15,13 @@ from torch.utils.data import DataLoader
 from evenstride.core.policy import Policy
 from evenstride.core.sync_modes.mode_specs import SyncMode
 from evenstride.runtime.loading.loader_options import CostFn, DataLoaderOptions, LoaderOptions
+from evenstride.runtime.loading.streams import as_source
 from evenstride.runtime.rank_session import RankSession
 from evenstride.runtime.run_start import form_team, settle
 from evenstride.runtime.sinks.snapshot import Sink
 from evenstride.runtime.telemetry.summary import Summary
 from evenstride.runtime.usage_errors import (
     by_epoch,
-    in_flight,
     refuse_for_evaluation,
     refuse_for_training,
 )
@@ -157,6 +157,8 @@ class Stride:
         seeded: bool = True,
         cold_prefetch: bool = False,
         check_data: bool = True,
+        max_steps: int | None = None,
+        bucketed: bool = False,
         **options: Unpack[DataLoaderOptions],
     ) -> DataLoader[Any]:
         """Return the loader of this rank's mini-batches; a collective call.
@@ -168,7 +170,11 @@ class Stride:
         old one, for a data set that has grown.
 
         Args:
-            dataset: Map-style data set with a length, the same on every rank; or `Shards`.
+            dataset: Map-style data set with a length, the same on every rank; `Shards`; `Stream`;
+                or an `IterableDataset`, which is read as a `Stream`. For training without epochs
+                also a function of a number of samples that returns a batch of so many. It draws
+                them with the global random generators. The ranks draw the same global batch, and
+                each keeps its rows.
             train: ``False`` for evaluation: each sample once over all ranks, without padding, in
                 the order of the data set.
             shuffle: Training only. ``False`` keeps the order of the data set.
@@ -203,6 +209,12 @@ class Stride:
                 first split is then found later.
             check_data: Compare a few samples between the ranks, which must all have the same data.
                 Takes about 50 ms with several ranks, or longer if loading one sample does.
+            max_steps: Training only. Steps of the whole training, restarts included, after which
+                the loop ends, also within an epoch.
+            bucketed: Training only, with ``cost_fn``. Each rank orders its samples of a step by
+                cost, so that a micro-batch has samples of similar length and little padding.
+                ``max_micro_batch`` then limits the cost of a micro-batch whose samples are all
+                padded to the longest. The samples of a step stay the same.
             **options: Options of `torch.utils.data.DataLoader`, except ``batch_size``,
                 ``sampler`` and ``batch_sampler``.
 
@@ -210,12 +222,15 @@ class Stride:
             ConfigError: The data set has no length or no samples, the ranks disagree or have
                 different data, an option is invalid, or a training loader exists already.
         """
+        dataset = as_source(dataset)
         if not train:
             refuse_for_evaluation(
                 drop_last=drop_last,
                 micro_batches=micro_batches,
                 weight_fn=weight_fn,
                 cost_fn=cost_fn,
+                max_steps=max_steps,
+                bucketed=bucketed,
             )
             return self._session.evaluation.loader(
                 dataset,
@@ -236,6 +251,8 @@ class Stride:
             cold_prefetch=cold_prefetch,
             by_epoch=by_epoch(partition, cost_fn),
             check_data=check_data,
+            max_steps=max_steps,
+            bucketed=bucketed,
         )
         return self._session.loaders.make(dataset, asked, options, cost_fn)
 
@@ -454,10 +471,7 @@ class Stride:
         Raises:
             StepInFlight: Called between the backward pass of a step and its optimizer step.
         """
-        batch = self._session.step.batch
-        if batch.mid_step or batch.unstepped:
-            raise in_flight(self.step)
-        return self._session.state.progress.save()
+        return self._session.loaders.save()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go to a saved position. Call it on every rank with the same state, outside the loop.

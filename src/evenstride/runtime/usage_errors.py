@@ -48,6 +48,13 @@ def refuse_for_evaluation(**asked: object) -> None:
         )
 
 
+def endless_evaluation() -> ConfigError:
+    return ConfigError(
+        "a batch function has no end, so it cannot be evaluated as a data set; evaluate some "
+        "batches of it without a loader, or pass a data set or evenstride.Stream"
+    )
+
+
 def refuse_for_training(global_batch: int | None) -> None:
     """Raise if a training loader got a global batch of its own."""
     if global_batch is not None:

@@ -131,21 +131,27 @@ def cut_by_cost(window: range, shares: Shares, costs: FloatArray) -> tuple[Piece
     )
 
 
-def micro_batches_by_cost(positions: range, costs: FloatArray, at_most: float) -> tuple[range, ...]:
+def micro_batches_by_cost(
+    positions: range, costs: FloatArray, at_most: float, *, padded: bool = False
+) -> tuple[range, ...]:
     """Return ``positions`` as consecutive micro-batches that cost at most ``at_most`` each.
 
-    A sample that costs more is a micro-batch of its own. The result has as few as possible.
+    A sample that costs more is a micro-batch of its own. The result has as few as possible. If
+    ``padded``, each sample of a micro-batch costs as much as its most expensive one.
 
     >>> micro_batches_by_cost(range(5), np.array([4.0, 3, 3, 9, 2]), 7)
     (range(0, 2), range(2, 3), range(3, 4), range(4, 5))
+    >>> micro_batches_by_cost(range(4), np.array([1.0, 1, 2, 4]), 6, padded=True)
+    (range(0, 3), range(3, 4))
     """
-    ends, spent = list[int](), 0.0
+    ends, first, spent, most = list[int](), 0, 0.0, 0.0
     for place, cost in enumerate(costs.tolist()):
+        after = max(most, cost) * (place - first + 1) if padded else spent + cost
         # A first sample above the limit must not leave an empty micro-batch before it.
-        if place and spent + cost > at_most:
+        if place and after > at_most:
             ends.append(place)
-            spent = 0.0
-        spent += cost
+            first, spent, most = place, 0.0, 0.0
+        spent, most = spent + cost, max(most, cost)
     return tuple(positions[a:b] for a, b in pairwise([0, *ends, len(positions)]))
 
 

@@ -29,6 +29,7 @@ from evenstride.runtime.loading.loader_options import (
     check_options,
 )
 from evenstride.runtime.loading.shards import Shards
+from evenstride.runtime.loading.streams import as_source, window_kind
 from evenstride.runtime.usage_errors import check_whole, in_flight
 
 ModelT = TypeVar("ModelT", bound=nn.Module)
@@ -133,10 +134,11 @@ class LiveStride:
                 "this LiveStride has a training loader already and can have only one; keep it for "
                 "all epochs"
             )
-        if isinstance(dataset, Shards):
+        kind = window_kind(as_source(dataset))
+        if isinstance(dataset, Shards) or kind:
             raise ConfigError(
-                "live mode does not support Shards, because it needs samples that any worker can "
-                "load; use a map-style data set"
+                f"live mode does not support {f'a {kind}' if kind else 'Shards'}, because it "
+                "needs samples that any worker can load; use a map-style data set"
             )
         check_options(options)
         check_micro_batch(max_micro_batch)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import random
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, cast
@@ -26,7 +25,12 @@ from evenstride.runtime.checkpoint.handoff import Handoff
 from evenstride.runtime.coordination.agreement import Plain
 from evenstride.runtime.coordination.run_lifecycle import RunLifecycle
 from evenstride.runtime.failures.survivors import Survivors
-from evenstride.runtime.loading.seeding import SeededDataset, generators_kept, item_seeds
+from evenstride.runtime.loading.seeding import (
+    SeededDataset,
+    generators_kept,
+    item_seeds,
+    seed_generators,
+)
 from evenstride.runtime.loading.shards import ShardReader, Shards
 from evenstride.runtime.parameter_server.server_worker import ServedWorker
 from evenstride.runtime.synchronisation.delayed_gradients import DelayedTraining
@@ -278,10 +282,7 @@ def _digest(dataset: Any, length: int, seed: int) -> str:
     digest = hashlib.blake2b(digest_size=16)
     indices = np.unique(np.array([0, length // 2, length - 1]))
     for index, own in zip(indices.tolist(), item_seeds(seed, 0, indices).tolist(), strict=True):
-        torch.default_generator.manual_seed(own >> 1)
-        # numpy takes seeds of 32 bits only.
-        np.random.seed(own & 0xFFFFFFFF)
-        random.seed(own)
+        seed_generators(own)
         _add(digest, dataset[index])
     return digest.hexdigest()
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 from torch import nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset, default_collate, get_worker_info
 
 from evenstride.core.fleet import IntArray, Shares
 from evenstride.core.sampling.draw import ShardAssignment
@@ -37,6 +37,7 @@ from evenstride.runtime.loading.loader_options import (
 )
 from evenstride.runtime.loading.seeding import Keys, SeededDataset, item_seeds, seeded_dataset
 from evenstride.runtime.loading.shards import indexed
+from evenstride.runtime.loading.streams import Stream, StreamReader, window_kind
 from evenstride.runtime.memory.memory_meter import PeakReport
 from evenstride.runtime.usage_errors import check_whole
 
@@ -161,6 +162,68 @@ class EvalLoader(DataLoader[Any]):
             raise
 
 
+class StreamParts(IterableDataset[Any]):
+    """This rank's part of every window of a stream, as batches."""
+
+    def __init__(
+        self,
+        reader: StreamReader,
+        length: int,
+        batch: int,  # most samples per window over all ranks
+        rank: int,
+        max_micro_batch: int | None,
+        collate_fn: Callable[[list[Any]], Any],
+    ) -> None:
+        self._reader, self._length, self._batch, self._rank = reader, length, batch, rank
+        self._max_micro_batch, self._collate_fn = max_micro_batch, collate_fn
+        self._shares: Shares = ()
+
+    def split_by(self, shares: Shares) -> None:
+        """Split the windows of the next pass by these shares."""
+        self._shares = shares
+
+    def __iter__(self) -> Iterator[Any]:
+        process = get_worker_info()
+        first, processes = (0, 1) if process is None else (process.id, process.num_workers)
+        for start in range(first * self._batch, self._length, processes * self._batch):
+            stop = min(start + self._batch, self._length)
+            window = self._reader.window(0, start, stop)
+            if window:
+                yield from self._batches(start, window)
+            if len(window) < stop - start:
+                return
+
+    def _batches(self, start: int, window: list[Any]) -> Iterator[Any]:
+        shares = step_shares(self._shares, len(window))
+        piece = cut(range(start, start + len(window)), shares)[self._rank]
+        if piece.ghost:
+            return
+        for part in micro_batches(piece.positions, self._max_micro_batch):
+            yield self._collate_fn(self._reader.samples(0, start, part, window))
+
+
+class StreamEvalLoader(DataLoader[Any]):
+    """A `DataLoader` over this rank's part of a stream; it has no ``len``."""
+
+    def __init__(
+        self,
+        parts: StreamParts,
+        shares: Callable[[], Shares],  # returns those in force; called once per pass
+        torch_options: DataLoaderOptions,
+        sharded: Callable[[], Iterable[nn.Module]],
+    ) -> None:
+        self._parts, self._shares, self._sharded = parts, shares, sharded
+        super().__init__(parts, batch_size=None, **torch_options)
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        """Return an iterator over this rank's batches; collective if a model is sharded."""
+        with contextlib.ExitStack() as stack:
+            for model in self._sharded():  # see `EvalLoader`
+                stack.enter_context(gathered(model))
+            self._parts.split_by(self._shares())
+            yield from super().__iter__()
+
+
 @dataclass(eq=False)
 class Evaluation:
     """Creates one rank's evaluation loaders."""
@@ -180,7 +243,7 @@ class Evaluation:
         *,
         seeded: bool,
         check_data: bool,
-    ) -> EvalLoader:
+    ) -> DataLoader[Any]:
         """Return an evaluation loader; see `Stride.loader`; collective."""
         settings = self.settings
         batch = settings.global_batch if global_batch is None else global_batch
@@ -189,6 +252,8 @@ class Evaluation:
             check_options(options)
             check_whole("global_batch", batch, least=1)
             check_micro_batch(max_micro_batch)
+            if window_kind(dataset) == "function":
+                raise usage_errors.endless_evaluation()
             asked = LoaderOptions(
                 shuffle=False, max_micro_batch=max_micro_batch, check_data=check_data
             )
@@ -198,18 +263,25 @@ class Evaluation:
 
         judge = partial(judge_loader, topic="an evaluation loader")
         verdict = self.calls.agree("loader(train=False)", show, judge)
+        # A limit that memory sets for training applies here, too.
+        most = max_micro_batch or settings.max_share
+        options.setdefault("generator", own_generator(settings.seed, self.calls.rank))
+        if isinstance(dataset, Stream):
+            reader = StreamReader(dataset, settings.seed, seeded=seeded)
+            collate_fn = options.pop("collate_fn", None) or default_collate
+            length, rank = verdict["length"], self.calls.rank
+            parts = StreamParts(reader, length, batch, rank, most, collate_fn)
+            return StreamEvalLoader(parts, self.split, options, self._begin)
         samples = seeded_dataset(indexed(dataset), seeded=seeded)
         sampler = EvalSampler(
             verdict["length"],
             batch,
             self.split,
             self.calls.rank,
-            # A limit that memory sets for training applies here, too.
-            max_micro_batch or settings.max_share,
+            most,
             settings.seed if isinstance(samples, SeededDataset) else None,
             dealing(dataset, verdict),
         )
-        options.setdefault("generator", own_generator(settings.seed, self.calls.rank))
         return EvalLoader(sampler, samples, options, self._begin)
 
     def _begin(self) -> Iterator[nn.Module]:

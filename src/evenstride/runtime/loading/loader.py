@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, default_collate
 
 from evenstride.core.sampling.draw import Draw
 from evenstride.core.sampling.partition import micro_batches
@@ -26,6 +26,11 @@ from evenstride.runtime.loading.position import BatchChanges, CommittedPosition
 from evenstride.runtime.loading.sampler import StepSampler
 from evenstride.runtime.loading.seeding import Keys, SeededDataset, seeded_dataset
 from evenstride.runtime.loading.shards import ShardReader, indexed
+from evenstride.runtime.loading.streams import (
+    StreamReader,
+    WindowCollate,
+    window_reader,
+)
 from evenstride.runtime.loss.batch_in_hand import Retry, StepEvent
 from evenstride.runtime.loss.training_step import TrainingStep, checked
 
@@ -87,6 +92,14 @@ class Rank:
     sampler: Callable[..., StepSampler] = StepSampler
     turns: BatchChanges | None = None
     drift: DriftGuard | None = None
+    # Goes to a saved position; ``None`` where the workers hand on the position.
+    load: Callable[[dict[str, Any]], None] | None = None
+
+    def save(self) -> dict[str, Any]:
+        """Return the committed position; raise `StepInFlight` within a step."""
+        if self.step.batch.mid_step or self.step.batch.unstepped:
+            raise usage_errors.in_flight(self.progress.earlier + self.progress.step)
+        return self.progress.save()
 
 
 class TrainLoader(DataLoader[Any]):
@@ -112,9 +125,15 @@ class TrainLoader(DataLoader[Any]):
         self._ready: deque[LoadedBatch] = deque()
         order = rank.progress.order
         assert order is not None, "the layout is set before the loader is made"
-        data = indexed(dataset)
-        self._reader = data if isinstance(data, ShardReader) else None
-        samples = seeded_dataset(data, seeded=options.seeded)
+        windows = window_reader(dataset, order.seed, seeded=options.seeded)
+        data = windows or indexed(dataset)
+        self._reader = data if isinstance(data, ShardReader | StreamReader) else None
+        self._by_windows = windows is not None
+        samples = data if self._by_windows else seeded_dataset(data, seeded=options.seeded)
+        if self._by_windows:
+            collate_fn = torch_options.pop("collate_fn", None)
+            own = default_collate if order.windows == "stream" else None
+            torch_options["collate_fn"] = WindowCollate(collate_fn or own)
         self._steps = rank.sampler(
             order,
             standing.gate,
@@ -123,18 +142,40 @@ class TrainLoader(DataLoader[Any]):
             seeded=isinstance(samples, SeededDataset),
             sizes=options.sizes,
             costs=options.costs,
+            bucketed=options.bucketed,
         )
         self._own_seed = None if "generator" in torch_options else order.seed
         torch_options.setdefault("generator", own_generator(order.seed, standing.rank))
         super().__init__(samples, batch_sampler=BatchStream(self._steps), **torch_options)
 
     def __len__(self) -> int:
+        order, most = self._rank.progress.order, self._options.max_steps
+        if order is not None and order.windows == "function" and most is not None:
+            return most
+        if order is not None and order.unlimited:
+            raise TypeError(
+                "the loader has no len(): the length of an epoch is not known before its end. "
+                "Give evenstride.Stream a length, or loader() max_steps with a batch function"
+            )
         return self._rank.progress.cursor.steps
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         """Return an iterator over the rest of the epoch; raise `LoaderBusy` during a loop."""
         self._refuse_second_loop()
         return self._loop()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position in the data; see `Stride.state_dict`."""
+        return self._rank.save()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go to a saved position; see `Stride.load_state_dict`."""
+        if self._rank.load is None:
+            raise ConfigError(
+                "the loader of a LiveStride takes its position from the other workers; load no "
+                "state into it"
+            )
+        self._rank.load(state)
 
     def restart(self) -> None:
         """Skip the rest of the epoch and go to the next; raise `LoaderBusy` during a loop."""
@@ -192,6 +233,7 @@ class TrainLoader(DataLoader[Any]):
             if rank.turns is not None:
                 rank.turns.after_pass()
             empty = progress.earlier + progress.step == steps_before and not progress.cursor.done
+            empty = empty and progress.step != progress.limit
             if empty and (rank.max_steps is not None or self._options.sizes is not None):
                 usage_errors.end_program(self._standing.rank, rank.max_steps)
         finally:
@@ -210,15 +252,20 @@ class TrainLoader(DataLoader[Any]):
         return True
 
     def _begin_pass(self) -> None:
-        rank, progress = self._rank, self._rank.progress
-        progress.begin_pass()
+        progress = self._rank.progress
+        progress.begin_pass(self._options.max_steps)
         if progress.first_since_load() and self._standing.rank == 0:
             usage_errors.tell_if_epochs_restart(progress.epoch)
+        self._begin_steps()
+
+    def _begin_steps(self) -> None:
+        rank, progress = self._rank, self._rank.progress
+        limits = [most for most in (rank.max_steps, progress.limit) if most is not None]
         self._steps.begin(
             progress.epoch,
             progress.cursor,
             progress.step,
-            rank.max_steps,
+            min(limits, default=None),
             whole_first=bool(rank.step.watched.unrecorded),
             parts=progress.parts,
             dealing=progress.dealing,
@@ -312,7 +359,8 @@ class TrainLoader(DataLoader[Any]):
             return self._here(self.batch_sampler)
         if self._reader is not None and self.num_workers:
             self._reader.release()  # forked processes would share the open files
-        return self._whole(super().__iter__())
+        source = super().__iter__()
+        return self._whole(self._until_the_end(source) if self._by_windows else source)
 
     def _whole(self, source: Iterator[Any]) -> Iterator[Any]:
         """Return an iterator that also yields samples that other workers have returned."""
@@ -326,11 +374,28 @@ class TrainLoader(DataLoader[Any]):
 
         return whole()
 
+    def _until_the_end(self, source: Iterator[Any]) -> Iterator[Any]:
+        """Yield the batches of windows; at the end of the stream, split its rest once more."""
+        for part in source:
+            if part.rest is None:
+                yield part.data
+                continue
+            # All ranks are here, at the same step, as they read the same stream.
+            progress, reader = self._rank.progress, self._reader
+            assert isinstance(reader, StreamReader), "a batch function has no end"
+            start = progress.position
+            reader.hold(progress.epoch, start, part.rest)
+            progress.found_end(start + len(part.rest))
+            self._begin_steps()
+            yield from self._here(self.batch_sampler)
+            return
+
     def _here(self, batches: Any) -> Iterator[Any]:
         options = DataLoaderOptions(
             collate_fn=self.collate_fn, pin_memory=self.pin_memory, generator=self.generator
         )
-        return iter(DataLoader(self.dataset, batch_sampler=batches, **options))
+        source = iter(DataLoader(self.dataset, batch_sampler=batches, **options))
+        return self._until_the_end(source) if self._by_windows else source
 
     def _fetch(self, source: Iterator[Any]) -> LoadedBatch | None:
         """Return the next batch that fits into memory, or ``None`` at the end of the epoch."""

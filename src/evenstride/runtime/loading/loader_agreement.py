@@ -33,13 +33,14 @@ from torch.utils.data import Subset
 
 from evenstride.core.sampling.draw import ShardAssignment
 from evenstride.core.sampling.partition import EpochCursor
-from evenstride.core.sync_modes.mode_specs import SyncMode
+from evenstride.core.sync_modes.mode_specs import LocalSgd, SyncMode
 from evenstride.errors import ConfigError, RanksDisagree
 from evenstride.runtime.coordination.agreement import Plain, listed, require_equal
 from evenstride.runtime.loading.loader_options import LoaderOptions, dataset_length
 from evenstride.runtime.loading.position import EpochOrder
 from evenstride.runtime.loading.seeding import SeededDataset, item_seeds
 from evenstride.runtime.loading.shards import ShardReader, digest, indexed, lengths_of
+from evenstride.runtime.loading.streams import UNKNOWN_LENGTH, first_samples, window_kind
 from evenstride.runtime.synchronisation.synchroniser import refuse_weights
 from evenstride.runtime.usage_errors import check_whole
 
@@ -93,6 +94,8 @@ class LoaderSettings(Protocol):
     def quantum(self) -> int: ...
     @property
     def mode(self) -> SyncMode: ...
+    @property
+    def chosen(self) -> bool: ...
 
 
 class LoaderCalls(Protocol):
@@ -113,7 +116,7 @@ def layout(dataset: Any, asked: LoaderOptions, processes: int, seed: int | None)
     """Return the settings that all ranks must share, and those of this rank, as JSON types."""
     return {
         "length": dataset_length(dataset),
-        "shards": digest(lengths_of(dataset)),
+        "shards": window_kind(dataset) or digest(lengths_of(dataset)),
         "shuffle": asked.shuffle,
         "drop_last": asked.drop_last,
         "by_epoch": asked.by_epoch,
@@ -122,6 +125,7 @@ def layout(dataset: Any, asked: LoaderOptions, processes: int, seed: int | None)
         "micro_batches": asked.micro_batches,
         "lanes": max(processes, 1),
         "cold_prefetch": asked.cold_prefetch,
+        "max_steps": asked.max_steps,
         "data": {} if seed is None or not asked.check_data else look(dataset, seed, processes),
     }
 
@@ -147,7 +151,16 @@ def order_of(dataset: Any, agreed: Plain, asked: LoaderOptions, seed: int) -> Ep
         by_epoch=asked.by_epoch,
         shards=shards,
         lanes=tuple(agreed["lanes"]) if shards else (),
+        windows=window_kind(dataset),
+        unlimited=agreed["length"] == UNKNOWN_LENGTH,
     )
+
+
+def longest_tail(agreed: Plain, batch: int) -> int:
+    """Return the most samples that the last, short step of an epoch may have; 0 without one."""
+    if agreed["drop_last"]:
+        return 0
+    return batch - 1 if agreed["length"] == UNKNOWN_LENGTH else int(agreed["length"] % batch)
 
 
 def dealing(dataset: Any, agreed: Plain) -> ShardAssignment | None:
@@ -174,12 +187,40 @@ def check_loader(
     _check_number(asked, by_cost=by_cost)
     _check_quantum(asked.max_micro_batch, settings.quantum, by_cost=by_cost)
     check_unaligned_loader(settings.mode, dataset, asked, by_cost=by_cost)
+    if asked.max_steps is not None:
+        check_whole("max_steps", asked.max_steps, least=1)
     other = "partition='epoch'" if asked.by_epoch else "cost_fn" if by_cost else ""
+    if asked.bucketed and not by_cost:
+        raise ConfigError(
+            "bucketed=True orders samples by cost, but there are no costs; pass cost_fn, such as "
+            "the lengths of the samples, or leave it out"
+        )
+    if kind := window_kind(dataset):
+        _check_windows(kind, length, settings, other)
     if other and lengths_of(dataset):
         raise ConfigError(
             f"{other} needs samples from anywhere in the data set, but Shards are read "
             f"sequentially by one rank each; leave {other.partition('=')[0]} out, or use a "
             "map-style data set"
+        )
+
+
+def _check_windows(kind: str, length: int, settings: LoaderSettings, other: str) -> None:
+    """Raise `ConfigError` for what a stream or a batch function cannot do."""
+    if other:
+        raise ConfigError(
+            f"{other} needs samples from anywhere in the data set, but every rank reads a {kind} "
+            f"in order; leave {other.partition('=')[0]} out, or use a map-style data set"
+        )
+    if kind == "function" and settings.chosen:
+        raise ConfigError(
+            "the global batch is chosen at the end of each epoch, but a batch function has no "
+            "epochs; give global_batch a number, or use a data set or evenstride.Stream"
+        )
+    if isinstance(settings.mode, LocalSgd) and kind == "stream" and length == UNKNOWN_LENGTH:
+        raise ConfigError(
+            f'sync="{settings.mode}" averages the weights after the last step of an epoch, but '
+            "the stream has no known length; pass evenstride.Stream(source, length=...)"
         )
 
 
@@ -196,7 +237,13 @@ def check_unaligned_loader(
         "micro_batches": asked.micro_batches is not None,
         'partition="epoch"': asked.by_epoch,
         "Shards": bool(lengths_of(dataset)),
+        f"a {window_kind(dataset)}": bool(window_kind(dataset)),
     }
+    if asked.max_steps is not None:
+        raise ConfigError(
+            f'max_steps counts steps of all workers together, but with sync="{mode}" workers have '
+            'no step in common; leave the loop after some epochs, or use sync="bsp-ps"'
+        )
     for what, given in asked_for.items():
         if given:
             raise ConfigError(
@@ -351,6 +398,8 @@ def look(dataset: Any, seed: int, processes: int) -> Plain:
     data = indexed(dataset if source is None else source)
     samples: Plain = {}
     try:
+        if window_kind(dataset):
+            return _look_ahead(data, seed)
         _look_at(data, _indices(dataset), seed, samples)
     except Exception as error:  # training raises it again, unless it came from loading too early
         logger.debug("the ranks' data is not compared any further: a sample failed", exc_info=error)
@@ -376,8 +425,27 @@ def _look_at(data: Any, indices: list[int], seed: int, samples: Plain) -> None:
             return
 
 
+def _look_ahead(data: Any, seed: int) -> Plain:
+    """Return outlines of the first samples of a stream, and whether it repeats them."""
+    first, again = (
+        [Likeness(sample).to_plain() for sample in first_samples(data, seed)] for _ in range(2)
+    )
+    if first != again:
+        return {"changes": type(getattr(data, "source", data)).__name__}
+    made = "part" if window_kind(data) == "stream" else ""
+    return {"samples": {str(n): one for n, one in enumerate(first)}, "made": made}
+
+
 def judge_data(shown: Sequence[Plain], topic: str) -> None:
     """Compare what all ranks have shown; raise `RanksDisagree` if most samples differ."""
+    if changes := [mine["changes"] for mine in shown if mine.get("changes")]:
+        raise ConfigError(
+            f"the data of {topic} (a {changes[0]}) begins with other samples when it is read "
+            "again, so the ranks cannot read the same samples. Draw random numbers from the global "
+            "generators of torch, numpy or Python, which are seeded, or give its own generator a "
+            "seed at the start of each epoch. A function must not keep a position: pass a "
+            "sequential source as evenstride.Stream. check_data=False disables this check."
+        )
     of_ranks = [mine.get("samples", {}) for mine in shown]
     common = [index for index in of_ranks[0] if all(index in samples for samples in of_ranks)]
     others: list[int] = []

@@ -16,12 +16,13 @@ from typing import Any, TypedDict
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.utils.data import DataLoader, IterableDataset, Sampler, TensorDataset
+from torch.utils.data import DataLoader, Sampler, TensorDataset
 
 from evenstride.core.spec import numbers
 from evenstride.errors import ConfigError
 from evenstride.runtime.loading.seeding import item_seeds
 from evenstride.runtime.loading.shards import Shards
+from evenstride.runtime.loading.streams import window_kind, window_length
 
 _DECIDED_BY_US = ("batch_size", "sampler", "batch_sampler")
 _FEWEST_STEPS = 4  # of each size in a calibration
@@ -36,7 +37,7 @@ class DataLoaderOptions(TypedDict, total=False):
     """Options of `torch.utils.data.DataLoader` that are passed on unchanged."""
 
     num_workers: int
-    collate_fn: Callable[[list[Any]], Any] | None
+    collate_fn: Callable[[Any], Any] | None
     pin_memory: bool
     timeout: float
     worker_init_fn: Callable[[int], None] | None
@@ -64,17 +65,22 @@ class LoaderOptions:
     # Global batches of a calibration, one per step, until they end.
     sizes: Iterator[int] | None = None
     check_data: bool = True  # compare a few samples between the ranks
+    max_steps: int | None = None  # of the whole training, after which the loop ends
+    bucketed: bool = False  # micro-batches have samples of similar cost; costs count padded
 
 
 def dataset_length(dataset: Any) -> int:
     """Return the number of samples; raise `ConfigError` without a length or samples."""
     if isinstance(dataset, Shards):
         return len(dataset)
-    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
+    if window_kind(dataset):
+        return window_length(dataset)
+    if not hasattr(dataset, "__getitem__"):
         raise ConfigError(
-            f"{type(dataset).__name__} yields samples in an order of its own, so evenstride cannot "
-            "serve each sample exactly once; use a map-style data set with __getitem__ and "
-            "__len__, or evenstride.Shards(lengths, read) for a sequential data set"
+            f"a {type(dataset).__name__} is no data set that the loader can split; pass a "
+            "map-style data set with __getitem__ and __len__, an IterableDataset, "
+            "evenstride.Stream(source), evenstride.Shards(lengths, read), or a function that "
+            "returns a batch of so many samples"
         )
     try:
         length = len(dataset)

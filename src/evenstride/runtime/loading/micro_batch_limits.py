@@ -187,11 +187,13 @@ class MicroBatchLimits:
         if self.even:
             self.layout.check_step(shares)
 
-    def parts_by_cost(self, positions: range, costs: FloatArray) -> tuple[range, ...]:
+    def parts_by_cost(
+        self, positions: range, costs: FloatArray, *, padded: bool = False
+    ) -> tuple[range, ...]:
         """Split a share's positions into the batches to train, by cost."""
         if self.most_cost is None:
             return self.parts(positions)
-        parts = micro_batches_by_cost(positions, costs, self.most_cost)
+        parts = micro_batches_by_cost(positions, costs, self.most_cost, padded=padded)
         return tuple(piece for part in parts for piece in micro_batches(part, self.learned))
 
     def parts(self, positions: range) -> tuple[range, ...]:

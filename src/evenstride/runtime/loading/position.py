@@ -20,6 +20,7 @@ from evenstride.errors import ConfigError
 from evenstride.runtime.coordination.draw_barrier import BatchChange, Position
 from evenstride.runtime.loading.micro_batch_limits import MicroBatchLimits
 from evenstride.runtime.loading.shards import digest
+from evenstride.runtime.loading.streams import UNKNOWN_LENGTH, WINDOWS
 from evenstride.runtime.noise.noise_meter import NoiseMeter
 from evenstride.runtime.timing.device_timer import RankClock
 
@@ -38,6 +39,13 @@ class EpochOrder:
     by_epoch: bool = False  # each worker keeps one part of the data set for a whole epoch
     shards: Shares = ()  # samples in each shard, for a sequential data set.
     lanes: tuple[int, ...] = ()  # shards that each worker reads in turn
+    windows: str = ""  # ``stream`` or ``function`` if each rank reads whole global batches
+    unlimited: bool = False  # whether the length of an epoch is unknown before its end
+
+    @property
+    def fingerprint(self) -> str:
+        """What a saved position depends on, besides the length; empty for an indexed data set."""
+        return self.windows or digest(self.shards)
 
     def dealing(self, epoch: int) -> ShardAssignment | None:
         """Return how an epoch of shards begins; ``None`` for other data."""
@@ -97,6 +105,8 @@ class CommittedPosition:
     # object, so that another thread reads values of the same step.
     latest: tuple[int, float | None, int | None] = (0, None, None)
     just_loaded: bool = False  # whether no pass has begun since a state was loaded
+    found: int = 0  # samples of the latest epoch whose length was unknown before its end
+    limit: int | None = None  # step of this process before which the loader's loop ends
 
     @property
     def cursor(self) -> EpochCursor:
@@ -105,6 +115,12 @@ class CommittedPosition:
         return EpochCursor(
             self.order.length, self.global_batch, self.order.drop_last, self.position
         )
+
+    @property
+    def usual_end(self) -> int:
+        """Samples of this epoch; while that is unknown, those of the latest epoch, if any."""
+        unknown = self.order is not None and self.order.length == UNKNOWN_LENGTH
+        return max(self.found, self.position) if unknown and self.found else self.end
 
     @property
     def now(self) -> Position:
@@ -142,8 +158,10 @@ class CommittedPosition:
         if fresh is not None and self.dealing is not None:
             self.dealing = fresh.restored(self.dealing.save())
 
-    def begin_pass(self) -> None:
+    def begin_pass(self, max_steps: int | None = None) -> None:
+        """Note the start of a pass, and the steps of all runs together after which it ends."""
         self.untrained_pass = True
+        self.limit = None if max_steps is None else max(max_steps - self.earlier, self.step)
 
     def end_pass(self) -> None:
         """Note that the loop has ended; after a finished epoch the next one begins."""
@@ -160,6 +178,17 @@ class CommittedPosition:
         self.dealing = dealing
         self.step += 1
         self.latest = self.step, time.perf_counter(), self.epoch + (self.position >= self.end)
+
+    def found_end(self, end: int) -> None:
+        """Note the length of an epoch whose end was just found."""
+        assert self.order is not None, "a stream is read by a loader"
+        self.order = replace(self.order, length=end)
+        self.found = self.end = self.cursor.end
+        if not self.end:
+            raise ConfigError(
+                f"the stream has {end} samples, so no step of an epoch is possible; check the "
+                "source of the stream, or leave drop_last out"
+            )
 
     def keep_parts(self, parts: tuple[int, ...]) -> None:
         """Note the shares that split the data set at the start of the epoch."""
@@ -181,6 +210,7 @@ class CommittedPosition:
         """Skip the rest of the current epoch, unless nothing of it has been trained."""
         if self.position:
             self.epoch, self.position, self.dealing = self.epoch + 1, 0, None
+            self._forget_end()
 
     def save(self) -> dict[str, Any]:
         order = self.order
@@ -188,20 +218,23 @@ class CommittedPosition:
         more = {"batches": [list(one) for one in self._batches()]} if changes else {}
         if order is None and self.restored is not None:
             return {"version": POSITION_VERSION, **asdict(self.restored), **more}
+        unlimited = order is not None and order.unlimited
+        # Another epoch may have another length, so none is saved.
+        ended = unlimited and self.cursor.done
         return {
             **more,
             "version": POSITION_VERSION,
             "seed": self.seed,
-            "epoch": self.epoch,
-            "position": self.position,
+            "epoch": self.epoch + ended,
+            "position": 0 if ended else self.position,
             "step": self.earlier + self.step,
             "global_batch": self.global_batch,
-            "length": None if order is None else order.length,
+            "length": UNKNOWN_LENGTH if unlimited else None if order is None else order.length,
             "shuffle": True if order is None else order.shuffle,
             "drop_last": False if order is None else order.drop_last,
             "by_epoch": False if order is None else order.by_epoch,
             "parts": list(self.parts) if self.position else [],
-            "shards": "" if order is None else digest(order.shards),
+            "shards": "" if order is None else order.fingerprint,
             "left": None if self.dealing is None else self.dealing.save(),
         }
 
@@ -226,6 +259,7 @@ class CommittedPosition:
         if ended:
             saved = replace(saved, epoch=saved.epoch + 1, position=0, parts=(), left=None)
         self.restored = saved if self.order is None else None
+        self._forget_end()
         self.global_batch = batch
         self.batches = _followed(before, saved.step, batch)
         self.epoch, self.position = saved.epoch, saved.position
@@ -266,6 +300,12 @@ class CommittedPosition:
     def _check(self, saved: Saved, order: EpochOrder) -> None:
         if saved.length is None:  # saved before there was a loader, so it has no position
             return
+        kind = saved.shards if saved.shards in WINDOWS else ""
+        if kind != order.windows:
+            raise ConfigError(
+                f"the saved state belongs to a {kind or 'data set'}, but this loader has a "
+                f"{order.windows or 'data set'}; restore it with the data it was saved with"
+            )
         for name in ("length", "shuffle", "drop_last", "by_epoch"):
             if getattr(saved, name) != getattr(order, name):
                 raise ConfigError(
@@ -274,11 +314,17 @@ class CommittedPosition:
                     "meaning; create the loader with the saved value"
                 )
 
-        if saved.shards != digest(order.shards):
+        if saved.shards != order.fingerprint:
             raise ConfigError(
                 "the saved state belongs to data in other shards (their number or lengths differ); "
                 "restore it with the data it was saved with"
             )
+
+    def _forget_end(self) -> None:
+        """Forget the length of an epoch, unless all epochs have that length."""
+        if self.order is not None and self.order.unlimited:
+            self.order = replace(self.order, length=UNKNOWN_LENGTH)
+            self.end = self.cursor.end
 
     def _roll_over(self) -> None:
         if self.cursor.done and self.position:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -28,7 +28,7 @@ from evenstride.runtime.coordination.draw_barrier import DrawBarrier
 from evenstride.runtime.loading.loader_options import Costs
 from evenstride.runtime.loading.micro_batch_limits import MicroBatchLimits
 from evenstride.runtime.loading.position import EpochOrder
-from evenstride.runtime.loading.seeding import Keys, item_seeds
+from evenstride.runtime.loading.seeding import Keys, WindowKey, item_seeds
 
 # Steps planned at once: enough for the code to run warm, few enough to discard.
 _AHEAD = 64
@@ -64,8 +64,9 @@ class StepSampler:
         seeded: bool = True,  # whether keys have a seed for the sample's randomness
         sizes: Iterator[int] | None = None,  # global batches of a calibration
         costs: Costs | None = None,
+        bucketed: bool = False,  # whether a rank's samples of a step are ordered by cost
     ) -> None:
-        self._costs, self._revision = costs, fit.revision
+        self._costs, self._bucketed, self._revision = costs, bucketed, fit.revision
         self.order, self.own_s = order, 0.0
         self._gate, self._rank, self._fit = gate, rank, fit
         self._seeded, self._sizes = seeded, sizes
@@ -94,7 +95,7 @@ class StepSampler:
         """Start drawing at a committed position; forget what was drawn before."""
         if epoch != self._epoch:
             order = self.order
-            shuffled = order.shuffle and not order.shards
+            shuffled = order.shuffle and not order.shards and not order.windows
             self._shuffle = Permutation(order.length, order.seed, epoch) if shuffled else None
             self._epoch = epoch
         self._drawn.clear()
@@ -194,9 +195,11 @@ class StepSampler:
         """Yield the plans of ``count`` full steps of one batch each, all with the same split."""
         cursor, share, batch = self._cursor, shares[self._rank], self._cursor.global_batch
         before = sum(shares[: self._rank])
-        starts = cursor.position + before + batch * np.arange(count)
+        begins = cursor.position + batch * np.arange(count)
+        starts = begins + before
         mine = self._indices((starts[:, np.newaxis] + np.arange(share)).ravel())
-        for step, keys in enumerate(self._keys(mine.reshape(count, share)), start=self._step):
+        rows, windows = mine.reshape(count, share), [range(s, s + batch) for s in begins]
+        for step, keys in enumerate(self._keys(rows, windows), start=self._step):
             draw = Draw(step, batch, share, share, True, True, trained=share)
             yield _Planned(shares, batch, (draw,), (keys,))
 
@@ -233,7 +236,7 @@ class StepSampler:
         rows = [
             mine[part.start - first : part.stop - first] if part else mine[:1] for part in parts
         ]
-        batches = tuple(keys for row in rows for keys in self._keys(row[np.newaxis]))
+        batches = tuple(keys for row in rows for keys in self._keys(row[np.newaxis], [window]))
         return _Planned(shares, len(window), draws, batches)
 
     def _pieces(
@@ -253,8 +256,12 @@ class StepSampler:
             costs = self._costs.of(indices)
             piece = cut_by_cost(window, shares, costs)[self._rank]
             first, last = piece.positions.start - window.start, piece.positions.stop - window.start
-            mine = indices[first:last]
-            parts = self._fit.parts_by_cost(piece.positions, costs[first:last])
+            mine, costs = indices[first:last], costs[first:last]
+            if self._bucketed:
+                # Not before the split: one rank would always get the longest samples.
+                by_cost = np.argsort(costs, kind="stable")
+                mine, costs = mine[by_cost], costs[by_cost]
+            parts = self._fit.parts_by_cost(piece.positions, costs, padded=self._bucketed)
         whole = piece.ghost or self._step == self._whole_step
         number = self._fit.batches_in(len(window), self._cursor.global_batch)
         if number is not None and self._step != self._whole_step:
@@ -268,7 +275,13 @@ class StepSampler:
             return self._parts.indices(self._rank, positions)
         return positions if self._shuffle is None else self._shuffle.at(positions)
 
-    def _keys(self, indices: npt.NDArray[np.int64]) -> list[Keys]:
+    def _keys(self, indices: npt.NDArray[np.int64], windows: Sequence[range] = ()) -> list[Keys]:
+        """Return the keys of batches: one row of indices each, of one window each."""
+        if self.order.windows:
+            return [
+                [WindowKey(self._epoch, int(w.start), int(w.stop), place) for place in row]
+                for w, row in zip(windows, indices.tolist(), strict=True)
+            ]
         if not self._seeded:
             return list(indices.tolist())
         seeds = item_seeds(self.order.seed, self._epoch, indices).tolist()

@@ -11,7 +11,7 @@ import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -23,8 +23,18 @@ from evenstride.core.sampling.permutation import GOLDEN, mix, outputs
 Key = tuple[int, int]
 """A sample's index in the data set, and the seed of its randomness."""
 
-Keys = list[Key] | list[int]
-"""Samples of a batch: with seeds, or indices alone if no seeds are needed."""
+
+class WindowKey(NamedTuple):
+    """A sample of data that is read by whole windows, the global batches of steps."""
+
+    epoch: int
+    start: int  # first position of the window in the epoch
+    stop: int  # the position after its last one
+    position: int  # of the sample
+
+
+Keys = list[Key] | list[int] | list[WindowKey]
+"""Samples of a batch: with seeds, indices alone if no seeds are needed, or parts of a window."""
 
 
 def item_seeds(
@@ -81,9 +91,7 @@ class SeededDataset(Dataset[Any]):
 
     def _item(self, key: Key) -> Any:
         index, seed = key
-        torch.default_generator.manual_seed(seed >> 1)
-        np.random.seed(seed & 0xFFFFFFFF)  # data sets use the global one
-        random.seed(seed)
+        seed_generators(seed)
         return self.dataset[index]
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -98,14 +106,32 @@ class SeededDataset(Dataset[Any]):
         return getattr(self.dataset, name)
 
 
+def seed_generators(seed: int) -> None:
+    """Seed the three global generators, which data sets use."""
+    torch.default_generator.manual_seed(seed >> 1)
+    np.random.seed(seed & 0xFFFFFFFF)
+    random.seed(seed)
+
+
+def generator_states() -> tuple[Any, Any, Any]:
+    """Return the states of the three global generators."""
+    numpy_state = np.random.get_state(legacy=False)  # the second of a pair of normals included
+    return torch.get_rng_state(), random.getstate(), numpy_state
+
+
+def restore_generators(states: tuple[Any, Any, Any]) -> None:
+    """Go back to states that `generator_states` has returned."""
+    torch_state, python_state, numpy_state = states
+    np.random.set_state(numpy_state)
+    random.setstate(python_state)
+    torch.set_rng_state(torch_state)
+
+
 @contextmanager
 def generators_kept() -> Iterator[None]:
     """Restore the states of the three global generators afterwards."""
-    torch_state, python_state = torch.get_rng_state(), random.getstate()
-    numpy_state = np.random.get_state(legacy=False)  # the second of a pair of normals included
+    states = generator_states()
     try:
         yield
     finally:
-        np.random.set_state(numpy_state)
-        random.setstate(python_state)
-        torch.set_rng_state(torch_state)
+        restore_generators(states)

@@ -15,6 +15,7 @@ from torch.utils.data import Dataset
 
 from evenstride.errors import ConfigError
 from evenstride.runtime.loading.seeding import generators_kept
+from evenstride.runtime.loading.whole_reading import whole_stream
 from evenstride.runtime.usage_errors import check_whole, whole
 
 Read = Callable[[int, int], Iterable[Any]]
@@ -99,8 +100,9 @@ class ShardReader(Dataset[Any]):
             # a generator must not be ended here.
             self._inherited, self._open = self._open, OrderedDict()
             self._owner = os.getpid()
-        # A rank with a share of 0 asks for any sample, as its placeholder.
-        return self._sample(index) if index >= 0 else self._any_sample()
+        with whole_stream():
+            # A rank with a share of 0 asks for any sample, as its placeholder.
+            return self._sample(index) if index >= 0 else self._any_sample()
 
     def release(self) -> None:
         while self._open:

@@ -17,6 +17,7 @@ from evenstride.runtime.loading.loader_agreement import (
     check_loader,
     judge_loader,
     layout,
+    longest_tail,
     order_of,
 )
 from evenstride.runtime.loading.loader_options import (
@@ -70,6 +71,7 @@ class TrainLoaders:
             sampler=sampler,
             turns=turns,
             drift=drift,
+            load=self.load,
         )
         # Weak, because a loader in a reference cycle ends its processes slowly (5 s each).
         self._latest: Callable[[], TrainLoader | None] = _none
@@ -113,8 +115,8 @@ class TrainLoaders:
             return {**shown, "cost_fn": costs[0].digest() if costs else None}
 
         verdict = self._calls.agree("loader()", show, judge_loader)
-        left = 0 if asked.drop_last else verdict["length"] % progress.global_batch
-        step.limits.lay_out(verdict["micro"], left, by_cost=cost_fn is not None)
+        tail = longest_tail(verdict, progress.global_batch)
+        step.limits.lay_out(verdict["micro"], tail, by_cost=cost_fn is not None)
         if verdict["cold_prefetch"]:
             self._opening.skip()
         # Here, where all ranks pass: in the loop they would create the group at different batches.
@@ -130,6 +132,10 @@ class TrainLoaders:
         loader = TrainLoader(self._rank, dataset, asked, options)
         self._latest = weakref.ref(loader)
         return loader
+
+    def save(self) -> Plain:
+        """Return the committed position; raise `StepInFlight` within a step."""
+        return self._rank.save()
 
     def load(self, position: Plain) -> None:
         """Go to a saved position; see `CommittedPosition.load`."""

@@ -312,7 +312,7 @@ def round_position(progress: CommittedPosition, max_steps: int | None, draw: Dra
         window=draw.window,
         end=progress.end,
         global_batch=progress.global_batch,
-        last=draw.step + 1 == max_steps,
+        last=draw.step + 1 in (max_steps, progress.limit),
     )
 
 

@@ -88,13 +88,17 @@ def tell_pass(leader: Leader | None, progress: CommittedPosition) -> None:
         leader.count_from(progress.loaded)
         batch = progress.global_batch
         leader.note(
-            "pass", step=progress.step, epochs=epochs, samples=progress.end, global_batch=batch
+            "pass",
+            step=progress.step,
+            epochs=epochs,
+            samples=progress.usual_end,
+            global_batch=batch,
         )
 
 
 def epochs_trained(progress: CommittedPosition) -> float:
     """Return the epochs trained over all restarts, with the fraction of the current one."""
-    end, saved = progress.end, progress.restored
+    end, saved = progress.usual_end, progress.restored
     if saved is not None and saved.length is not None:  # there is no loader yet
         end = EpochCursor(saved.length, saved.global_batch, saved.drop_last).end
     # An epoch that was left early counts as complete.

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import Dataset
 
 from evenstride.errors import ConfigError, LoaderBusy
 from tests.messages import raises_message
 from tests.unit.runtime.conftest import MakeStride
 from tests.unit.runtime.solo import Trainer, numbered
-
-
-class Stream(IterableDataset[int]):
-    """A data set that can only be iterated."""
-
-    def __iter__(self) -> Iterator[int]:
-        return iter([1, 2, 3])
 
 
 class Endless(Dataset[int]):
@@ -29,7 +21,6 @@ class Endless(Dataset[int]):
 
 
 REFUSED: dict[str, tuple[Any, dict[str, Any], tuple[str, ...]]] = {
-    "a stream": (Stream(), {}, ()),
     "a generator": (iter([1, 2]), {}, ()),
     "no length": (Endless(), {}, ()),
     "no samples": (numbered(0), {}, ()),

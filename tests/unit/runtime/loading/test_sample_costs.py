@@ -61,3 +61,10 @@ def test_micro_batches_keep_to_the_cost(make_stride: MakeStride) -> None:
     assert sorted(seen) == list(range(32))
     assert len(steps) == 4 + 1
     assert max(cost for step in steps for cost in step) <= 7
+
+
+def test_buckets_need_costs(make_stride: MakeStride) -> None:
+    with raises_message(ConfigError, "cost_fn"):
+        make_stride().loader(numbered(8), bucketed=True)
+    with raises_message(ConfigError, "bucketed"):
+        make_stride().loader(numbered(8), train=False, bucketed=True)
