@@ -149,6 +149,7 @@ class Stride:
         shuffle: bool = True,
         drop_last: bool = False,
         max_micro_batch: int | None = None,
+        micro_batches: int | None = None,
         weight_fn: Callable[[Any], float] | None = None,
         cost_fn: CostFn | None = None,
         partition: str = "step",
@@ -175,6 +176,10 @@ class Stride:
             max_micro_batch: Largest micro-batch of this rank, in samples. A larger share comes as
                 several micro-batches; use `accumulate` then. With ``cost_fn`` it is the largest
                 cost of a micro-batch (in tokens, for example) instead.
+            micro_batches: Training only. Number of micro-batches of each step, the same on every
+                rank, for training steps with collectives of their own. Their size then differs
+                between ranks; a share with fewer samples has placeholders without weight. Use
+                `accumulate` with more than one. Not with ``max_micro_batch``.
             weight_fn: Training only. Returns the weight of a (micro-)batch, such as its number of
                 tokens, if the loss is a mean over something other than samples. The ranks sum
                 the weights once per step.
@@ -205,7 +210,12 @@ class Stride:
                 different data, an option is invalid, or a training loader exists already.
         """
         if not train:
-            refuse_for_evaluation(drop_last=drop_last, weight_fn=weight_fn, cost_fn=cost_fn)
+            refuse_for_evaluation(
+                drop_last=drop_last,
+                weight_fn=weight_fn,
+                cost_fn=cost_fn,
+                micro_batches=micro_batches,
+            )
             return self._session.evaluation.loader(
                 dataset,
                 global_batch,
@@ -220,6 +230,7 @@ class Stride:
             drop_last=drop_last,
             weight_fn=weight_fn,
             max_micro_batch=max_micro_batch,
+            micro_batches=micro_batches,
             seeded=seeded,
             cold_prefetch=cold_prefetch,
             by_epoch=by_epoch(partition, cost_fn),
@@ -365,6 +376,16 @@ class Stride:
                 cannot be split (a single sample, a sharded model, outside of `accumulate`).
         """
         with self._session.memory.guard():
+            yield
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Count the time inside as waiting for other ranks, not as work.
+
+        Put collectives of the training step inside, if it has any: each takes as long as the
+        slowest rank needs, and would make all ranks look equally slow.
+        """
+        with self._session.state.clock.waiting():
             yield
 
     @property

@@ -163,8 +163,20 @@ def micro_batches(positions: range, at_most: int | None) -> tuple[range, ...]:
     return tuple(_even_pieces(positions, at_most))
 
 
+def in_pieces(positions: range, count: int) -> tuple[range, ...]:
+    """Return ``positions`` as ``count`` micro-batches of similar size, or as one per position.
+
+    >>> in_pieces(range(0, 7), 3), in_pieces(range(0, 2), 3)
+    ((range(0, 3), range(3, 5), range(5, 7)), (range(0, 1), range(1, 2)))
+    """
+    return tuple(_split(positions, min(count, len(positions))))
+
+
 def _even_pieces(positions: range, at_most: int) -> Iterator[range]:
-    count = -(-len(positions) // at_most)
+    return _split(positions, -(-len(positions) // at_most))
+
+
+def _split(positions: range, count: int) -> Iterator[range]:
     small, larger = divmod(len(positions), max(count, 1))
     bounds = (positions.start + i * small + min(i, larger) for i in range(count + 1))
     return (range(a, b) for a, b in pairwise(bounds))

@@ -119,6 +119,7 @@ def layout(dataset: Any, asked: LoaderOptions, processes: int, seed: int | None)
         "by_epoch": asked.by_epoch,
         "weighted": asked.weight_fn is not None,
         "micro": asked.max_micro_batch,
+        "micro_batches": asked.micro_batches,
         "lanes": max(processes, 1),
         "cold_prefetch": asked.cold_prefetch,
         "data": {} if seed is None or not asked.check_data else look(dataset, seed, processes),
@@ -170,6 +171,7 @@ def check_loader(
             f"batch of {global_batch}; lower the global batch or leave drop_last out"
         )
     check_micro_batch(asked.max_micro_batch)
+    _check_count(asked)
     _check_quantum(asked.max_micro_batch, settings.quantum, by_cost=by_cost)
     check_unaligned_loader(settings.mode, dataset, asked, by_cost=by_cost)
     other = "partition='epoch'" if asked.by_epoch else "cost_fn" if by_cost else ""
@@ -212,6 +214,18 @@ def _check_quantum(micro: int | None, quantum: int, *, by_cost: bool) -> None:
         raise ConfigError(
             f"shares of this rank are multiples of quantum={quantum}, but max_micro_batch={micro} "
             f"does not divide it; use max_micro_batch={quantum}, or a number that divides it"
+        )
+
+
+def _check_count(asked: LoaderOptions) -> None:
+    if asked.micro_batches is None:
+        return
+    check_whole("micro_batches", asked.micro_batches, least=1)
+    if asked.max_micro_batch is not None:
+        raise ConfigError(
+            f"micro_batches={asked.micro_batches} sets the number of micro-batches, so "
+            f"max_micro_batch={asked.max_micro_batch} cannot limit their size; leave one of them "
+            "out, or limit the share with Stride(max_share=...)"
         )
 
 

@@ -57,6 +57,7 @@ class LoaderOptions:
     weight_fn: Callable[[Any], float] | None = None  # weight of a (micro-)batch, such as its tokens
     # Largest micro-batch, in samples; with costs, in cost.
     max_micro_batch: int | None = None
+    micro_batches: int | None = None  # of every step, the same number on every rank
     costs: Costs | None = None  # of the samples; shares are then in proportion to cost
     seeded: bool = True  # each sample is loaded with a random seed of its own
     cold_prefetch: bool = False  # loader processes start before the first split is found.

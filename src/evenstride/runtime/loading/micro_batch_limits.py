@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from evenstride.core.fleet import FloatArray, Shares
 from evenstride.core.sampling.partition import (
+    in_pieces,
     micro_batches,
     micro_batches_by_cost,
     step_shares,
@@ -96,6 +97,7 @@ class MicroBatchLimits:
     asked: int | None = None  # largest micro-batch that the script allows
     whole: bool = False  # whether all but one have exactly that size, instead of equal sizes.
     most_cost: float | None = None  # of a micro-batch, if samples have costs
+    pieces: int = 0  # micro-batches of every step on every rank; 0 for as many as the sizes need
     learned: int | None = None  # most samples that may fit, after some did not
     repeated: int = 0  # number of batches that did not fit
     proven: int = 0  # samples of the largest batch that fitted, forward and backward.
@@ -115,6 +117,11 @@ class MicroBatchLimits:
         """Limit this rank's micro-batches as the script wants, by samples or by cost."""
         self.asked = None if by_cost else size
         self.most_cost = size if by_cost else None
+
+    def count(self, pieces: int | None) -> None:
+        """Split every share into a given number of micro-batches; ``None`` for no given number."""
+        self.pieces = pieces or 0
+        self.micro = self.micro or self.pieces > 1
 
     def exceeded(self, fits: int) -> None:
         """Note that a batch did not fit into memory, and that ``fits`` samples may fit."""
@@ -190,6 +197,8 @@ class MicroBatchLimits:
         (range(0, 45), range(45, 48))
         """
         at_most = self.at_most
+        if self.pieces:
+            return in_pieces(positions, self.pieces)
         if self.whole and at_most is not None:
             parts = whole_micro_batches(positions, at_most)
         else:

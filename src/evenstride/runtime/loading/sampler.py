@@ -185,7 +185,7 @@ class StepSampler:
         return EpochParts(order.length, batch, shares, order.seed, self._epoch, order.shuffle)
 
     def _in_one(self, share: int) -> bool:
-        plain = self._costs is None and self._dealing is None
+        plain = self._costs is None and self._dealing is None and self._fit.pieces < 2
         return share > 0 and plain and len(self._fit.parts(range(share))) == 1
 
     def _planned_alike(self, shares: Shares, count: int) -> Iterator[_Planned]:
@@ -213,12 +213,17 @@ class StepSampler:
         window = self._cursor.window
         of_step = step_shares(shares, len(window))
         piece, parts, mine, dealing = self._pieces(window, of_step)
+        # Placeholders come first, so that the step's last backward pass has samples.
+        empty = len(parts) if piece.ghost else 0
+        if self._fit.pieces and self._step != self._whole_step:
+            empty += self._fit.pieces - len(parts)
+            parts = (parts[0][:1],) * (self._fit.pieces - len(parts)) + parts
         draws = tuple(
             Draw(
                 step=self._step,
                 window=len(window),
                 share=of_step[self._rank],
-                samples=0 if piece.ghost else len(part),
+                samples=0 if number < empty else len(part),
                 first=number == 0,
                 last=number == len(parts) - 1,
                 dealing=dealing,

@@ -115,6 +115,7 @@ class TrainLoaders:
         verdict = self._calls.agree("loader()", show, judge_loader)
         left = 0 if asked.drop_last else verdict["length"] % progress.global_batch
         step.limits.lay_out(verdict["micro"], left, by_cost=cost_fn is not None)
+        step.limits.count(asked.micro_batches)
         if verdict["cold_prefetch"]:
             self._opening.skip()
         # Here, where all ranks pass: in the loop they would create the group at different batches.
