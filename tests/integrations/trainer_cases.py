@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
+import evenstride
 from evenstride.integrations.transformers import EvenTrainer
 
 SAMPLES = 44
@@ -61,6 +62,7 @@ def texts(count: int = SAMPLES, vocabulary: int = 50, targets: bool = False) -> 
         sample["labels"] = torch.where(mask.bool(), ids, -100)
         if targets:
             sample["labels"] = sample["labels"].flip(0)
+            sample["decoder_input_ids"] = sample["labels"].roll(1).clamp(min=0)
         samples.append(sample)
     return Rows(samples)
 
@@ -75,6 +77,8 @@ def sentences(count: int = SAMPLES) -> Rows:
 
 class Plain(nn.Module):
     """A network that takes no keyword arguments for its loss, which is a mean over samples."""
+
+    main_input_name = "pixels"
 
     def __init__(self) -> None:
         super().__init__()
@@ -244,6 +248,8 @@ def built(run: Run, folder: str) -> tuple[Any, Rows, Noted]:
     if run.stock:
         kind = {"": Trainer, "weighted": StockWeighted}[run.trainer]
         options = {}
+    if run.trainer == "weighted" and not run.stock:
+        options["weight_fn"] = lambda inputs: float(class_weights()[inputs["labels"]].sum())
     made = kind(
         model=model(),
         args=arguments(run, folder),
@@ -255,12 +261,27 @@ def built(run: Run, folder: str) -> tuple[Any, Rows, Noted]:
     return made, data, noted
 
 
+@contextlib.contextmanager
+def forgetting(data: Rows) -> Iterator[None]:
+    """Forget the samples that are read before the first step."""
+    begin = evenstride.Stride.watch
+
+    def watch(stride: Any, model: Any, **options: Any) -> Any:
+        data.read.clear()
+        return begin(stride, model, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(evenstride.Stride, "watch", watch)
+        yield
+
+
 def outcome(rank: int, run: Run, folder: str) -> dict[str, Any]:
     """Run a trainer; return what it came to, as plain data."""
     with launched(rank):
         try:
             trainer, data, noted = built(run, folder)
-            result = trainer.train(run.resume)
+            with forgetting(data):
+                result = trainer.train(run.resume)
             stride = getattr(trainer, "_stride", None)
             told = {
                 "weights": flat(trainer.model),
@@ -294,3 +315,113 @@ def error(found: Any, wanted: Any) -> float:
     """Return the largest difference relative to the largest value."""
     found, wanted = np.asarray(found), np.asarray(wanted)
     return float(np.abs(found - wanted).max() / np.abs(wanted).max())
+
+
+def evaluated(rank: int, folder: str, *, stock: bool) -> dict[str, Any]:
+    """Return what evaluations and predictions of an untrained and a trained model come to."""
+    found = {}
+    with launched(rank):
+        for model in ("plain", "t5", "llama"):
+            run = Run(model, batch=10 if stock else 5, stock=stock)
+            trainer, data, _ = built(run, os.path.join(folder, model))
+            trainer.args.per_device_eval_batch_size = 23 if stock else 3
+            trainer.compute_metrics = right
+            trainer.args.include_for_metrics = ["inputs", "loss"] if model == "plain" else []
+            rest = MODELS[model][1](23)
+            before = trainer.evaluate(rest)
+            rest.read.clear()
+            trainer.evaluate(rest)
+            trainer.train()
+            read = [*rest.read]
+            after = trainer.evaluate(rest, metric_key_prefix="later")
+            predicted = trainer.predict(rest)
+            logits = predicted.predictions
+            found[model] = {
+                "before": plain_numbers(before),
+                "after": plain_numbers(after),
+                "read": read,
+                "logits": logits[0] if isinstance(logits, tuple) else logits,
+                "labels": predicted.label_ids,
+                "test": plain_numbers(predicted.metrics),
+                "count": trainer.state.global_step,
+            }
+            if not stock:
+                trainer.stride.close()
+    return found
+
+
+def right(predicted: Any) -> dict[str, float]:
+    """Return metrics that depend on every sample and on their order."""
+    logits, labels = predicted.predictions, predicted.label_ids
+    logits = logits[0] if isinstance(logits, tuple) else logits
+    places = np.arange(len(labels)).reshape(-1, *[1] * (labels.ndim - 1))
+    found = {"hits": float(((logits.argmax(-1) == labels) * (places + 1)).sum())}
+    if predicted.inputs is not None:
+        found["inputs"] = float((predicted.inputs.sum(1) * places.ravel()).sum())
+        found["mean_loss"] = float(predicted.losses.mean())
+        found["number"] = len(predicted.losses)
+    return found
+
+
+def plain_numbers(metrics: dict[str, Any]) -> dict[str, float]:
+    times = ("runtime", "per_second", "time")
+    return {k: float(v) for k, v in metrics.items() if not k.endswith(times)}
+
+
+def tokenizer() -> Any:
+    """Return a tokenizer of 50 words."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    words = {f"w{number}": number for number in range(2, 50)} | {"<pad>": 0, "<end>": 1}
+    plain = Tokenizer(models.WordLevel(words, unk_token="<pad>"))
+    plain.pre_tokenizer = pre_tokenizers.Whitespace()
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=plain, pad_token="<pad>", eos_token="<end>", unk_token="<pad>"
+    )
+
+
+def tuned(rank: int, folder: str, *, stock: bool) -> dict[str, Any]:
+    """Return what TRL's SFTTrainer comes to, with LoRA and without."""
+    import datasets
+    import trl
+    from peft import LoraConfig
+
+    from evenstride.integrations.transformers import EvenTrainerMixin
+
+    class EvenSFT(EvenTrainerMixin, trl.SFTTrainer):  # type: ignore[misc]
+        pass
+
+    rows = texts()
+    data = datasets.Dataset.from_dict(
+        {"input_ids": [s["input_ids"][s["attention_mask"].bool()].tolist() for s in rows.samples]}
+    )
+    found = {}
+    with launched(rank):
+        for name, peft in (("full", None), ("lora", LoraConfig(r=4, lora_dropout=0.0, task_type="CAUSAL_LM"))):  # noqa: E501
+            torch.manual_seed(5)
+            noted = Noted()
+            config = trl.SFTConfig(
+                output_dir=os.path.join(folder, name), use_cpu=True, report_to=[],
+                per_device_train_batch_size=6 if stock else 2, gradient_accumulation_steps=2 if stock else 3,
+                train_sampling_strategy="sequential", max_steps=4, learning_rate=0.1, optim="sgd",
+                logging_steps=1, save_strategy="no", gradient_checkpointing=False, bf16=False, dataloader_pin_memory=False,
+                disable_tqdm=True, dataset_kwargs={"skip_prepare_dataset": True}, eval_strategy="no",
+            )  # fmt: skip
+            kind = trl.SFTTrainer if stock else EvenSFT
+            options = {} if stock else {"policy": "static:2,10"}
+            trainer = kind(
+                model=llama(), args=config, train_dataset=data, eval_dataset=data,
+                processing_class=tokenizer(), peft_config=peft, callbacks=[noted], **options,
+            )  # fmt: skip
+            trainer.train()
+            found[name] = {
+                "weights": flat(trainer.model),
+                "gradients": noted.gradients,
+                "log": trainer.state.log_history,
+                "evaluated": plain_numbers(trainer.evaluate()),
+            }
+            if not stock:
+                found[name]["count"] = trainer._loss_count.name
+                found[name]["shares"] = trainer.stride.shares
+                trainer.stride.close()
+    return found

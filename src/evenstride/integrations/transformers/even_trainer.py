@@ -103,6 +103,10 @@ class EvenTrainerMixin(EvenEvaluation):
             self._stride.close()
         self._stride = None
         self._position = _position_in(resume_from_checkpoint)
+        if self.model_wrapped is self.model:
+            # An evaluation before training marks the model as prepared. Accelerate would then leave
+            # out DistributedDataParallel, and each rank would train a model of its own.
+            vars(self.model).pop("_is_accelerate_prepared", None)
         return super().train(resume_from_checkpoint, *args, **kwargs)  # type: ignore[misc]
 
     def get_total_train_batch_size(self, args: Any) -> int:
@@ -191,9 +195,11 @@ class EvenTrainerMixin(EvenEvaluation):
                 return stride.scale(found[0]), *found[1:]
             return stride.scale(found)
 
-        def waited(*args: Any, **kwargs: Any) -> Any:
+        def waited(found: Any, *args: Any, **kwargs: Any) -> Any:
+            if not stride.samples and isinstance(found, Tensor):  # sums without the placeholder
+                found = torch.zeros_like(found)
             with stride.waiting():
-                return gather(*args, **kwargs)
+                return gather(found, *args, **kwargs)
 
         with (
             self._own_counts(),
