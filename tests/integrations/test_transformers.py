@@ -19,32 +19,43 @@ from tests.integrations.trainer_cases import SAMPLES, Run, error
 EXACT, SINGLE = 1e-12, 1e-6  # relative errors of gradients in 64 and in 32 bits
 SMOOTH = {"label_smoothing_factor": 0.1}
 COUNTED = {"include_num_input_tokens_seen": "non_padding"}
-CHECKPOINTED = {"gradient_checkpointing": True}
+CHECKPOINTED = {"activation_checkpointing": True}
+REENTRANT = {
+    one: {"activation_checkpointing_kwargs": {"use_reentrant": one}} for one in (False, True)
+}
 
 # Two ranks with unequal shares, each with the same training in one process of transformers' own.
-CASES = {
-    "samples": Run("plain", batch=5, double=True),
-    "samples, accumulated": Run("plain", 2, 3, shares="static:3,9", double=True),
-    "ignores num_items": Run("bert", batch=5, double=True, args=COUNTED),
-    "ignores num_items, accumulated": Run("bert", 2, 3, shares="static:3,9", double=True),
-    "smoothed": Run("bert", batch=5, double=True, args=SMOOTH),
+QUICK = {
+    "samples": Run("bert", 2, 3, shares="static:3,9", double=True, args=COUNTED),
+    "tokens": Run("llama", 2, 3, shares="static:3,9", args=COUNTED),
+    "labels": Run("t5", batch=5),
     "a loss of its own": Run("plain", 3, 2, shares="static:1,11", double=True, trainer="weighted"),
-    "tokens": Run("llama", batch=5, args=COUNTED),
-    "tokens, accumulated": Run("llama", 2, 3, shares="static:3,9", args=COUNTED),
+}
+SLOW = {
+    "no keywords": Run("plain", batch=5, double=True),
+    "no keywords, accumulated": Run("plain", 2, 3, shares="static:3,9", double=True),
+    "samples, smoothed": Run("bert", batch=5, double=True, args=SMOOTH),
     "tokens, smoothed": Run("llama", batch=5, args=SMOOTH),
-    "unshifted count": Run("gpt2", 2, 3, shares="static:3,9"),
-    "labels": Run("t5", 2, 3, shares="static:3,9"),
+    "tokens counted in another way": Run("gpt2", 2, 3, shares="static:3,9"),
+    "labels, accumulated": Run("t5", 2, 3, shares="static:3,9"),
     "labels, smoothed": Run("t5", batch=5, args=SMOOTH),
     "a share of 0": Run("llama", 2, 3, shares="static:0,12"),
+    "checkpointed": Run("llama", 2, 3, shares="static:3,9", args=CHECKPOINTED | REENTRANT[False]),
+    "checkpointed, reentrant": Run(
+        "llama", 2, 3, shares="static:3,9", args=CHECKPOINTED | REENTRANT[True]
+    ),
+    "bf16": Run("llama", batch=5, args={"bf16": True}),
 }
+CASES = QUICK | SLOW
+NAMES = [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)]
 FOUND = {
     "samples": "samples",
-    "ignores num_items": "samples",
-    "smoothed": "num_items_in_batch",
-    "a loss of its own": "weight_fn",
     "tokens": "num_items_in_batch",
-    "unshifted count": "num_items_in_batch",
     "labels": "labels",
+    "a loss of its own": "weight_fn",
+    "no keywords": "samples",
+    "samples, smoothed": "num_items_in_batch",
+    "tokens counted in another way": "num_items_in_batch",
     "labels, smoothed": "num_items_in_batch",
 }
 
@@ -54,57 +65,78 @@ def in_one_process(run: Run) -> Run:
     return replace(run, stock=True, batch=run.batch * run.accumulate * 2, accumulate=1)
 
 
-@pytest.fixture(scope="module")
-def told(
-    ranks: RankPool, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+class Outcomes:
     """What both ranks came to in every case, and what one process did."""
-    folder = tmp_path_factory.mktemp("cases")
-    alone = {name: in_one_process(run) for name, run in CASES.items()}
-    by_one = ranks.run(trainer_cases.outcomes, 1, alone, str(folder / "one"), timeout_s=100)
-    by_two = ranks.run(trainer_cases.outcomes, 2, CASES, str(folder / "two"), timeout_s=100)
-    return by_two, by_one[0]
+
+    def __init__(self, ranks: RankPool, folder: Path) -> None:
+        self._ranks, self._folder = ranks, folder
+        self._found: dict[str, tuple[list[dict[str, Any]], dict[str, Any]]] = {}
+
+    def of(self, name: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+        """Return the outcomes of both ranks and of one process; runs several cases at once."""
+        if name not in self._found:
+            cases = QUICK if name in QUICK else SLOW
+            alone = {name: in_one_process(run) for name, run in cases.items()}
+            one, two = (str(self._folder / name) for name in ("one", "two"))
+            by_one = self._ranks.run(trainer_cases.outcomes, 1, alone, one, timeout_s=200)
+            by_two = self._ranks.run(trainer_cases.outcomes, 2, cases, two, timeout_s=200)
+            for case in cases:
+                self._found[case] = [of[case] for of in by_two], by_one[0][case]
+        return self._found[name]
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_every_gradient_is_that_of_one_process(told: Any, name: str) -> None:
-    two, one = (told[0][0][name], told[1][name])
-    limit = EXACT if CASES[name].double else SINGLE
-    smooth = "smoothed" in name  # the smoother of transformers adds up in 32 bits
+@pytest.fixture(scope="module")
+def outcomes(ranks: RankPool, tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
+    return Outcomes(ranks, tmp_path_factory.mktemp("cases"))
+
+
+@pytest.mark.timeout(420)
+@pytest.mark.parametrize("name", NAMES)
+def test_every_gradient_is_that_of_one_process(outcomes: Outcomes, name: str) -> None:
+    (two, other), one = outcomes.of(name)
+    limit = EXACT if CASES[name].double else 0.02 if name == "bf16" else SINGLE
+    # Rounding adds up; and the smoother of transformers computes in 32 bits.
+    later = max(limit, 1e-5) if limit != EXACT or "smoothed" in name else limit
 
     assert error(two["gradients"][0], one["gradients"][0]) <= limit
     assert len(two["gradients"]) == len(one["gradients"])
     for mine, wanted in zip(two["gradients"], one["gradients"], strict=True):
-        assert error(mine, wanted) <= (1e-5 if limit == SINGLE or smooth else limit)
-    assert error(two["weights"], one["weights"]) <= (SINGLE if limit == SINGLE or smooth else limit)
-    assert (two["weights"] == told[0][1][name]["weights"]).all(), "all ranks have the same weights"
+        assert error(mine, wanted) <= later
+    assert error(two["weights"], one["weights"]) <= later
+    assert (two["weights"] == other["weights"]).all(), "all ranks have the same weights"
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_a_trainer_reports_what_one_process_does(told: Any, name: str) -> None:
-    two, one = (told[0][0][name], told[1][name])
+@pytest.mark.timeout(420)
+@pytest.mark.parametrize("name", NAMES)
+def test_a_trainer_reports_what_one_process_does(outcomes: Outcomes, name: str) -> None:
+    (two, other), one = outcomes.of(name)
+    later = 0.01 if name == "bf16" else 1e-4
 
     logs = [{k: v for k, v in log.items() if not k.startswith("train_")} for log in two["log"]]
     for mine, wanted in zip(logs, one["log"], strict=True):
-        assert mine == pytest.approx({k: wanted[k] for k in mine}, rel=1e-4, abs=1e-6)
-    assert two["train_loss"] == pytest.approx(one["train_loss"], rel=1e-5)
-    assert two["train_loss"] == pytest.approx(told[0][1][name]["train_loss"], rel=1e-6)
+        assert mine == pytest.approx({k: wanted[k] for k in mine}, rel=later, abs=1e-6)
+    assert two["train_loss"] == pytest.approx(one["train_loss"], rel=later)
+    assert two["train_loss"] == pytest.approx(other["train_loss"], rel=1e-6)
     assert (two["steps"], two["epochs"]) == (one["steps"], one["epochs"])
     assert two["tokens"] == one["tokens"]
     assert two["substeps"] == (CASES[name].accumulate - 1) * two["steps"]
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_ranks_train_unequal_shares_and_each_sample_once_per_epoch(told: Any, name: str) -> None:
-    placeholders = CASES[name].shares in ("static:0,12", "static:1,11")
-    read = [Counter(of[name]["read"]) for of in told[0]]
+@pytest.mark.timeout(420)
+@pytest.mark.parametrize("name", NAMES)
+def test_ranks_train_unequal_shares_and_each_sample_once_per_epoch(outcomes: Outcomes, name: str) -> None:
+    first, second = outcomes.of(name)[0]
+    read = [Counter(of["read"]) for of in (first, second)]
+    shares = CASES[name].shares.removeprefix("static:")
 
-    assert told[0][0][name]["shares"] == tuple(map(int, CASES[name].shares[7:].split(",")))
+    assert ",".join(map(str, first["shares"])) == shares
     assert read[0].total() < 0.6 * read[1].total()
-    if not placeholders:
+    if shares in ("3,9", "3,7"):  # the others have placeholders
         assert read[0] + read[1] == Counter(dict.fromkeys(range(SAMPLES), 2))
 
 
-@pytest.mark.parametrize(("name", "count"), FOUND.items())
-def test_what_the_loss_is_a_mean_over_is_found_out(told: Any, name: str, count: str) -> None:
-    assert told[0][0][name]["count"] == told[0][1][name]["count"] == count
+@pytest.mark.timeout(420)
+@pytest.mark.parametrize("name", NAMES)
+def test_what_the_loss_is_a_mean_over_is_found_out(outcomes: Outcomes, name: str) -> None:
+    if name in FOUND:
+        assert [of["count"] for of in outcomes.of(name)[0]] == [FOUND[name]] * 2

@@ -22,7 +22,7 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 import evenstride
 from evenstride.integrations.transformers import EvenTrainer
 
-SAMPLES = 44
+SAMPLES = 32
 transformers.utils.logging.set_verbosity_error()
 transformers.utils.logging.disable_progress_bar()
 
