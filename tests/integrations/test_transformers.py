@@ -15,6 +15,7 @@ pytest.importorskip("transformers")
 from evenstride.testing import RankPool
 from tests.integrations import trainer_cases
 from tests.integrations.trainer_cases import SAMPLES, Run, error
+from tests.messages import check_message
 
 EXACT, SINGLE = 1e-12, 1e-6  # relative errors of gradients in 64 and in 32 bits
 SMOOTH = {"label_smoothing_factor": 0.1}
@@ -140,3 +141,127 @@ def test_ranks_train_unequal_shares_and_each_sample_once_per_epoch(outcomes: Out
 def test_what_the_loss_is_a_mean_over_is_found_out(outcomes: Outcomes, name: str) -> None:
     if name in FOUND:
         assert [of["count"] for of in outcomes.of(name)[0]] == [FOUND[name]] * 2
+
+
+@pytest.mark.timeout(420)
+@pytest.mark.parametrize(
+    "ranks_after", [1, pytest.param(3, marks=pytest.mark.slow)], ids=["on one", "on three"]
+)
+def test_a_run_resumes_within_an_epoch_with_another_number_of_ranks(
+    ranks: RankPool, tmp_path: Path, ranks_after: int
+) -> None:
+    start, go_on = (partial(trainer_cases.resumed, more={"max_steps": steps}) for steps in (6, 6))
+    saved = str(tmp_path / "checkpoint-4")  # epochs have three updates: in the second one
+
+    whole = ranks.run(start, 2, str(tmp_path), "", timeout_s=200)
+    rest = ranks.run(go_on, ranks_after, str(tmp_path / "rest"), saved, timeout_s=200)
+
+    for of in rest:
+        assert error(of["weights"], whole[0]["weights"]) <= 1e-5
+    read = Counter(index for of in rest for index in of["read"])
+    assert read.total() == SAMPLES - 12
+    assert set(read.values()) == {1}
+    first = Counter(index for of in whole for index in of["read"])
+    assert first == Counter(dict.fromkeys(range(SAMPLES), 2))
+    fields = ("loss", "learning_rate", "epoch", "num_input_tokens_seen", "step")
+    mine, wanted = (
+        [[log[name] for name in fields] for log in of["log"] if "loss" in log]
+        for of in (rest[0], whole[0])
+    )
+    assert mine == [pytest.approx(log, rel=1e-4) for log in wanted]
+
+
+@pytest.mark.timeout(420)
+def test_an_evaluation_counts_each_sample_once(ranks: RankPool, tmp_path: Path) -> None:
+    stock, ours = (partial(trainer_cases.evaluated, stock=one) for one in (True, False))
+
+    alone = ranks.run(stock, 1, str(tmp_path / "one"), timeout_s=200)[0]
+    told = ranks.run(ours, 2, str(tmp_path / "two"), timeout_s=200)
+
+    for model, wanted in alone.items():
+        for of in told:
+            for when in ("before", "after", "test"):
+                assert of[model][when] == pytest.approx(wanted[when], rel=1e-5), (model, when)
+            assert error(of[model]["logits"], wanted["logits"]) <= 1e-5
+            assert (of[model]["labels"] == wanted["labels"]).all()
+        read = Counter(index for of in told for index in of[model]["read"])
+        assert read == Counter(range(23))
+        assert len(told[0][model]["read"]) < len(told[1][model]["read"]), "shares are unequal"
+
+
+@pytest.mark.timeout(420)
+def test_unsupported_settings_are_refused_by_name(ranks: RankPool, tmp_path: Path) -> None:
+    first, second = ranks.run(trainer_cases.refused, 2, str(tmp_path), timeout_s=200)
+
+    assert first == second, "alike on every rank"
+    for name, text in first.items():
+        check_message(f"{name}: {text}", "ConfigError")
+
+
+@pytest.mark.timeout(420)
+def test_without_evenstride_unequal_batches_give_wrong_gradients(
+    ranks: RankPool, tmp_path: Path
+) -> None:
+    alone = ranks.run(trainer_cases.without_us, 1, str(tmp_path / "one"), timeout_s=200)[0]
+    told = ranks.run(trainer_cases.without_us, 2, str(tmp_path / "two"), timeout_s=200)[0]
+
+    errors = {model: error(told[model], alone[model]) for model in told}
+    assert errors["plain"] > 0.1, "ranks have equal weights, whatever they trained"
+    assert errors["bert"] > 0.9, "and the Trainer takes the mean for a sum over all ranks"
+    assert errors["llama"] <= SINGLE, "a Trainer counts tokens over all ranks itself"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(420)
+def test_sft_trains_as_in_one_process_and_counts_over_all_ranks(
+    ranks: RankPool, tmp_path: Path
+) -> None:
+    pytest.importorskip("trl")
+    pytest.importorskip("peft")
+    stock, ours = (partial(trainer_cases.tuned, stock=one) for one in (True, False))
+
+    alone = ranks.run(stock, 1, str(tmp_path / "one"), timeout_s=200)[0]
+    told = ranks.run(ours, 2, str(tmp_path / "two"), timeout_s=200)
+
+    for name, wanted in alone.items():
+        mine = told[0][name]
+        assert mine["shares"] == (2, 10)
+        assert mine["count"] == "num_items_in_batch"
+        for gradient, expected in zip(mine["gradients"], wanted["gradients"], strict=True):
+            assert error(gradient, expected) <= 1e-5
+        assert error(mine["weights"], wanted["weights"]) <= SINGLE
+        steps = [log for log in wanted["log"] if "loss" in log]
+        fields = ("loss", "grad_norm", "num_tokens", "epoch")
+        for log, expected in zip(mine["log"], steps, strict=False):
+            assert [log[f] for f in fields] == pytest.approx([expected[f] for f in fields], rel=1e-4)
+        assert set(mine["evaluated"]) == set(wanted["evaluated"])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(420)
+def test_a_seq2seq_trainer_generates_for_each_sample_once(ranks: RankPool, tmp_path: Path) -> None:
+    stock, ours = (partial(trainer_cases.sequences, stock=one) for one in (True, False))
+
+    alone = ranks.run(stock, 1, str(tmp_path / "one"), timeout_s=200)[0]
+    told = ranks.run(ours, 2, str(tmp_path / "two"), timeout_s=200)
+
+    for of in told:
+        assert error(of["weights"], alone["weights"]) <= SINGLE
+        assert of["metrics"] == pytest.approx(alone["metrics"], rel=1e-4)
+        assert (of["generated"] == alone["generated"]).all()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(420)
+def test_options_of_the_loader_are_kept(ranks: RankPool, tmp_path: Path) -> None:
+    alone = ranks.run(trainer_cases.loaded, 1, str(tmp_path / "one"), timeout_s=200)[0]
+    told = ranks.run(trainer_cases.loaded, 2, str(tmp_path / "two"), timeout_s=200)
+
+    for name, wanted in alone.items():
+        limit = EXACT if name != "by length" else 1e-5
+        assert error(told[0][name]["weights"], wanted["weights"]) <= limit, name
+        assert told[0][name]["steps"] == wanted["steps"]
+        assert told[0][name]["log"][0]["loss"] == pytest.approx(wanted["log"][0]["loss"])
+    assert told[0]["dropped"]["steps"] == 2 * (SAMPLES // 12)
+    read = Counter(index for of in told for index in of["by length"]["read"])
+    assert read == Counter(dict.fromkeys(range(SAMPLES), 2))

@@ -6,6 +6,7 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,11 +17,11 @@ import transformers
 from accelerate.state import AcceleratorState
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, WeightedRandomSampler
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 import evenstride
-from evenstride.integrations.transformers import EvenTrainer
+from evenstride.integrations.transformers import EvenTrainer, EvenTrainerMixin
 
 SAMPLES = 32
 transformers.utils.logging.set_verbosity_error()
@@ -386,8 +387,6 @@ def tuned(rank: int, folder: str, *, stock: bool) -> dict[str, Any]:
     import trl
     from peft import LoraConfig
 
-    from evenstride.integrations.transformers import EvenTrainerMixin
-
     class EvenSFT(EvenTrainerMixin, trl.SFTTrainer):  # type: ignore[misc]
         pass
 
@@ -425,3 +424,220 @@ def tuned(rank: int, folder: str, *, stock: bool) -> dict[str, Any]:
                 found[name]["shares"] = trainer.stride.shares
                 trainer.stride.close()
     return found
+
+
+def resumed(rank: int, folder: str, checkpoint: str, *, more: dict[str, Any]) -> dict[str, Any]:
+    """Train to the end, with saves on the way; from a checkpoint if one is given."""
+    world = torch.distributed.get_world_size()
+    run = Run(
+        "llama",
+        batch=2,
+        accumulate=2,
+        shares="uniform" if world > 2 else "static:3,9" if world > 1 else "",
+        args={
+            "train_sampling_strategy": "random",
+            "optim": "adamw_torch",
+            "learning_rate": 0.01,
+            "save_strategy": "steps",
+            "save_steps": 4,
+            "logging_steps": 1,
+            **COUNTED,
+            **more,
+        },
+        options={"global_batch": 12} if not checkpoint else {},
+        resume=checkpoint or None,
+    )
+    return outcome(rank, run, folder)
+
+
+COUNTED = {"include_num_input_tokens_seen": "non_padding"}
+
+
+
+class Sum(Plain):
+    """A network whose loss is a sum over the batch."""
+
+    def forward(self, pixels: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
+        outputs = super().forward(pixels, labels)
+        if labels is not None:
+            outputs["loss"] = outputs["loss"] * len(labels)
+        return outputs
+
+
+class Streamed(IterableDataset[Any]):
+    """Samples without indices."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(digits().samples)
+
+
+REFUSED: dict[str, dict[str, Any]] = {
+    "split": {"accelerator_config": {"split_batches": True}},
+    "dispatch": {"accelerator_config": {"dispatch_batches": True}},
+    "auto": {"auto_find_batch_size": True},
+    "length": {"train_sampling_strategy": "group_by_length"},
+    "skip": {"ignore_data_skip": True},
+}
+
+
+def refused(rank: int, folder: str) -> dict[str, str]:
+    """Return the errors of what a trainer does not support, or ``no error``."""
+
+    def begun(*, train: bool = False, change: Callable[[Any], None] = id, **more: Any) -> None:
+        given = {"model": Plain(), "train_dataset": digits()} | more
+        args = given.pop("args", {})
+        made = built_with(args, folder, change=change, **given)
+        if train:
+            made.train()
+
+    found = {}
+    with launched(rank):
+        for name, args in REFUSED.items():
+            found[name] = refusal(lambda: begun(args=args))  # noqa: B023
+        for name, change in CHANGED.items():
+            found[name] = refusal(lambda: begun(change=change))  # noqa: B023
+        found["batch"] = refusal(lambda: begun(global_batch="auto"))
+        found["stream"] = refusal(
+            lambda: begun(train=True, train_dataset=Streamed(), args={"max_steps": 3})
+        )
+        found["sum"] = refusal(lambda: begun(train=True, model=Sum()))
+        found["classes"] = refusal(lambda: begun(train=True, kind=Weighted))
+        found["order"] = refusal(lambda: begun(train=True, kind=Ordered))
+    return found
+
+
+class Ordered(EvenTrainer):
+    """A trainer with a sampler of its own."""
+
+    def _get_train_sampler(self, *_: Any) -> Any:
+        return WeightedRandomSampler([1.0] * SAMPLES, SAMPLES)
+
+
+class Changed:
+    """Turns a setting of a trainer into one that this machine cannot have."""
+
+    def __init__(self, name: str, value: Any) -> None:
+        self.name, self.value = name, value
+
+    def __call__(self, trainer: Any) -> None:
+        *path, last = self.name.split(".")
+        for part in path:
+            trainer = getattr(trainer, part)
+        setattr(trainer, last, self.value)
+
+
+CHANGED = {
+    "deepspeed": Changed("is_deepspeed_enabled", True),
+    "gpus": Changed("args._n_gpu", 2),
+    "tpu": Changed("is_fsdp_xla_enabled", True),
+    "fsdp": Changed("accelerator.state.fsdp_plugin", SimpleNamespace(fsdp_version=1)),
+    "parallel": Changed(
+        "accelerator.state.parallelism_config",
+        SimpleNamespace(tp_size=2, cp_size=1, sp_size=1),
+    ),
+}
+
+
+def built_with(
+    args: dict[str, Any], folder: str, *, change: Any, kind: Any = EvenTrainer, **options: Any
+) -> Any:
+    """Return a trainer of which a setting is changed before evenstride checks it."""
+    create = Trainer.__init__
+
+    def created(trainer: Any, *given: Any, **named: Any) -> None:
+        create(trainer, *given, **named)
+        change(trainer)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Trainer, "__init__", created)
+        return kind(args=arguments(Run(args=args), folder), **options)
+
+
+def refusal(run: Callable[[], object]) -> str:
+    try:
+        run()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "no error"
+
+
+class Unequal(Trainer):
+    """A Trainer with the unequal batches of static:3,7, and without evenstride."""
+
+    def get_train_dataloader(self) -> Any:
+        first, last = (0, 3) if self.args.process_index == 0 else (3, 10)
+        if self.args.world_size == 1:
+            first, last = 0, 10
+        batches = [list(range(at + first, at + last)) for at in (0, 10, 20)]
+        return DataLoader(self.train_dataset, batch_sampler=batches, collate_fn=self.data_collator)
+
+
+def without_us(rank: int, folder: str) -> dict[str, Any]:
+    """Return the first gradient of each model on unequal batches, without evenstride."""
+    found = {}
+    with launched(rank):
+        for model in ("plain", "bert", "llama"):
+            torch.manual_seed(5)
+            noted = Noted()
+            made, rows = MODELS[model]
+            args = arguments(Run(batch=5, args={"max_steps": 1}), folder)
+            Unequal(made(), args, train_dataset=rows(), callbacks=[noted]).train()
+            found[model] = noted.gradients[0]
+    return found
+
+
+def sequences(rank: int, folder: str, *, stock: bool) -> dict[str, Any]:
+    """Return what a Seq2SeqTrainer comes to that generates in its evaluation."""
+    from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments
+
+    class EvenSequences(EvenTrainerMixin, Seq2SeqTrainer):  # type: ignore[misc]
+        pass
+
+    def same(predicted: Any) -> dict[str, float]:
+        labels = predicted.label_ids
+        found = predicted.predictions[:, : labels.shape[1]]
+        return {"sum": float((found * np.arange(1, len(found) + 1)[:, None]).sum())}
+
+    with launched(rank):
+        torch.manual_seed(5)
+        options = {} if stock else {"policy": "static:3,9"}
+        args = Seq2SeqTrainingArguments(
+            output_dir=folder, use_cpu=True, report_to=[], disable_tqdm=True, max_steps=3,
+            per_device_train_batch_size=12 if stock else 2,
+            gradient_accumulation_steps=1 if stock else 3, predict_with_generate=True,
+            per_device_eval_batch_size=23 if stock else 3, generation_max_length=12,
+            train_sampling_strategy="sequential", optim="sgd", learning_rate=0.1,
+            dataloader_pin_memory=False, save_strategy="no",
+        )  # fmt: skip
+        trainer = (Seq2SeqTrainer if stock else EvenSequences)(
+            model=t5(), args=args, train_dataset=texts(targets=True), compute_metrics=same,
+            eval_dataset=texts(23, targets=True), processing_class=tokenizer(), **options,
+        )  # fmt: skip
+        trainer.train()
+        found = {"metrics": plain_numbers(trainer.evaluate()), "weights": flat(trainer.model)}
+        found["generated"] = trainer.predict(texts(23, targets=True)).predictions
+        if not stock:
+            trainer.stride.close()
+    return found
+
+
+def loaded(rank: int, folder: str) -> dict[str, Any]:
+    """Return runs with loader processes and with shares by length; the same for any ranks."""
+    world = torch.distributed.get_world_size()
+    processes = {"dataloader_num_workers": 2, "dataloader_persistent_workers": True}
+    by_length = {"train_sampling_strategy": "batch_rebalance"}
+    options = {"options": {"global_batch": 12}, "shares": "static:3,9"}
+    return outcomes(
+        rank,
+        {
+            "processes": Run(
+                "bert", 3, 2, double=True, **options,
+                args={"train_sampling_strategy": "random"} | (processes if world > 1 else {}),
+            ),
+            "dropped": Run(
+                "bert", 3, 2, double=True, **options, args={"dataloader_drop_last": True}
+            ),
+            "by length": Run("llama", 3, 2, **options, args=by_length),
+        },
+        folder,
+    )  # fmt: skip
