@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("transformers")
 
 from evenstride.testing import RankPool
-from tests.integrations import trainer_cases
+from tests.integrations import trainer_cases, trainer_uses
 from tests.integrations.trainer_cases import SAMPLES, Run, error
 from tests.messages import check_message
 
@@ -125,7 +125,9 @@ def test_a_trainer_reports_what_one_process_does(outcomes: Outcomes, name: str) 
 
 @pytest.mark.timeout(420)
 @pytest.mark.parametrize("name", NAMES)
-def test_ranks_train_unequal_shares_and_each_sample_once_per_epoch(outcomes: Outcomes, name: str) -> None:
+def test_ranks_train_unequal_shares_and_each_sample_once_per_epoch(
+    outcomes: Outcomes, name: str
+) -> None:
     first, second = outcomes.of(name)[0]
     read = [Counter(of["read"]) for of in (first, second)]
     shares = CASES[name].shares.removeprefix("static:")
@@ -150,7 +152,7 @@ def test_what_the_loss_is_a_mean_over_is_found_out(outcomes: Outcomes, name: str
 def test_a_run_resumes_within_an_epoch_with_another_number_of_ranks(
     ranks: RankPool, tmp_path: Path, ranks_after: int
 ) -> None:
-    start, go_on = (partial(trainer_cases.resumed, more={"max_steps": steps}) for steps in (6, 6))
+    start, go_on = (partial(trainer_uses.resumed, more={"max_steps": steps}) for steps in (6, 6))
     saved = str(tmp_path / "checkpoint-4")  # epochs have three updates: in the second one
 
     whole = ranks.run(start, 2, str(tmp_path), "", timeout_s=200)
@@ -173,7 +175,7 @@ def test_a_run_resumes_within_an_epoch_with_another_number_of_ranks(
 
 @pytest.mark.timeout(420)
 def test_an_evaluation_counts_each_sample_once(ranks: RankPool, tmp_path: Path) -> None:
-    stock, ours = (partial(trainer_cases.evaluated, stock=one) for one in (True, False))
+    stock, ours = (partial(trainer_uses.evaluated, stock=one) for one in (True, False))
 
     alone = ranks.run(stock, 1, str(tmp_path / "one"), timeout_s=200)[0]
     told = ranks.run(ours, 2, str(tmp_path / "two"), timeout_s=200)
@@ -191,7 +193,7 @@ def test_an_evaluation_counts_each_sample_once(ranks: RankPool, tmp_path: Path) 
 
 @pytest.mark.timeout(420)
 def test_unsupported_settings_are_refused_by_name(ranks: RankPool, tmp_path: Path) -> None:
-    first, second = ranks.run(trainer_cases.refused, 2, str(tmp_path), timeout_s=200)
+    first, second = ranks.run(trainer_uses.refused, 2, str(tmp_path), timeout_s=200)
 
     assert first == second, "alike on every rank"
     for name, text in first.items():
@@ -202,8 +204,8 @@ def test_unsupported_settings_are_refused_by_name(ranks: RankPool, tmp_path: Pat
 def test_without_evenstride_unequal_batches_give_wrong_gradients(
     ranks: RankPool, tmp_path: Path
 ) -> None:
-    alone = ranks.run(trainer_cases.without_us, 1, str(tmp_path / "one"), timeout_s=200)[0]
-    told = ranks.run(trainer_cases.without_us, 2, str(tmp_path / "two"), timeout_s=200)[0]
+    alone = ranks.run(trainer_uses.without_us, 1, str(tmp_path / "one"), timeout_s=200)[0]
+    told = ranks.run(trainer_uses.without_us, 2, str(tmp_path / "two"), timeout_s=200)[0]
 
     errors = {model: error(told[model], alone[model]) for model in told}
     assert errors["plain"] > 0.1, "ranks have equal weights, whatever they trained"
@@ -218,7 +220,7 @@ def test_sft_trains_as_in_one_process_and_counts_over_all_ranks(
 ) -> None:
     pytest.importorskip("trl")
     pytest.importorskip("peft")
-    stock, ours = (partial(trainer_cases.tuned, stock=one) for one in (True, False))
+    stock, ours = (partial(trainer_uses.tuned, stock=one) for one in (True, False))
 
     alone = ranks.run(stock, 1, str(tmp_path / "one"), timeout_s=200)[0]
     told = ranks.run(ours, 2, str(tmp_path / "two"), timeout_s=200)
@@ -233,14 +235,16 @@ def test_sft_trains_as_in_one_process_and_counts_over_all_ranks(
         steps = [log for log in wanted["log"] if "loss" in log]
         fields = ("loss", "grad_norm", "num_tokens", "epoch")
         for log, expected in zip(mine["log"], steps, strict=False):
-            assert [log[f] for f in fields] == pytest.approx([expected[f] for f in fields], rel=1e-4)
+            assert [log[f] for f in fields] == pytest.approx(
+                [expected[f] for f in fields], rel=1e-4
+            )
         assert set(mine["evaluated"]) == set(wanted["evaluated"])
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(420)
 def test_a_seq2seq_trainer_generates_for_each_sample_once(ranks: RankPool, tmp_path: Path) -> None:
-    stock, ours = (partial(trainer_cases.sequences, stock=one) for one in (True, False))
+    stock, ours = (partial(trainer_uses.sequences, stock=one) for one in (True, False))
 
     alone = ranks.run(stock, 1, str(tmp_path / "one"), timeout_s=200)[0]
     told = ranks.run(ours, 2, str(tmp_path / "two"), timeout_s=200)
@@ -254,8 +258,8 @@ def test_a_seq2seq_trainer_generates_for_each_sample_once(ranks: RankPool, tmp_p
 @pytest.mark.slow
 @pytest.mark.timeout(420)
 def test_options_of_the_loader_are_kept(ranks: RankPool, tmp_path: Path) -> None:
-    alone = ranks.run(trainer_cases.loaded, 1, str(tmp_path / "one"), timeout_s=200)[0]
-    told = ranks.run(trainer_cases.loaded, 2, str(tmp_path / "two"), timeout_s=200)
+    alone = ranks.run(trainer_uses.loaded, 1, str(tmp_path / "one"), timeout_s=200)[0]
+    told = ranks.run(trainer_uses.loaded, 2, str(tmp_path / "two"), timeout_s=200)
 
     for name, wanted in alone.items():
         limit = EXACT if name != "by length" else 1e-5

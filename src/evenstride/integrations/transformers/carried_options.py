@@ -40,8 +40,8 @@ def carried(loader: Any, *, pins: bool, training: bool = True) -> Carried:
     """
     if not isinstance(loader, DataLoader):
         raise ConfigError(
-            f"get_train_dataloader() returned a {type(loader).__name__}, whose data set and options "
-            "are unknown; return a torch DataLoader over a map-style data set"
+            f"get_train_dataloader() returned a {type(loader).__name__}, whose data set and "
+            "options are unknown; return a torch DataLoader over a map-style data set"
         )
     if isinstance(loader.dataset, IterableDataset):
         raise ConfigError(

@@ -94,20 +94,25 @@ class EvalFeed:
 class EvenEvaluation:
     """The part of `EvenTrainerMixin` that evaluates."""
 
-    stride: Stride
     args: Any
     accelerator: Any
     state: Any
     control: Any
     callback_handler: Any
     model: nn.Module
+    model_wrapped: nn.Module
     compute_loss: Any
     compute_metrics: Any
     gather_function: Any
     label_names: Any
     processing_class: Any
     _loss_shifts_labels: bool
+    _tr_loss: Any
     _feed: EvalFeed | None = None
+
+    @property
+    def stride(self) -> Stride:
+        raise NotImplementedError
 
     def _counted(self, asked: Any) -> LossCount:
         raise NotImplementedError
@@ -134,13 +139,14 @@ class EvenEvaluation:
         assert collate is not None, "a Trainer always has a collator"
         self._counted(asked)
         size = self.args.per_device_eval_batch_size
+        options: dict[str, Any] = {**asked.options, "collate_fn": NumberedCollate(collate)}
         mine = self.stride.loader(
             Numbered(asked.dataset),
             train=False,
             max_micro_batch=size,
             global_batch=size * self.args.world_size,
             check_data=False,
-            **{**asked.options, "collate_fn": NumberedCollate(collate)},
+            **options,
         )
         return EvalFeed(asked.dataset, mine, size)
 

@@ -11,6 +11,7 @@ import contextlib
 import inspect
 import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -251,8 +252,9 @@ class EvenTrainerMixin(EvenEvaluation):
     def _tried(self) -> TriedLoss:
         def loss(inputs: dict[str, Any], items: Any) -> Tensor:
             self.current_gradient_accumulation_steps = 1
-            found = self.compute_loss(self.model, inputs, num_items_in_batch=items)
-            return found[0] if isinstance(found, tuple) else found
+            found: Any = self.compute_loss(self.model, inputs, num_items_in_batch=items)
+            loss: Tensor = found[0] if isinstance(found, tuple) else found
+            return loss
 
         args = self.args
         half = args.bf16 or args.fp16 or next(self.model.parameters()).dtype.itemsize < 4
@@ -344,10 +346,10 @@ def _position_in(checkpoint: Any) -> dict[str, Any]:
     """Return the position in the data that a checkpoint of the Trainer has."""
     if not isinstance(checkpoint, (str, os.PathLike)):
         return {}
-    path = os.path.join(checkpoint, TRAINER_STATE_NAME)
-    if not os.path.isfile(path):
+    path = Path(checkpoint, TRAINER_STATE_NAME)
+    if not path.is_file():
         return {}
-    position = TrainerState.load_from_json(path).stateful_callbacks.get(_STATE)
+    position = TrainerState.load_from_json(str(path)).stateful_callbacks.get(_STATE)
     if not isinstance(position, dict):
         raise ConfigError(
             f"the checkpoint {checkpoint} has no position in the data, because another Trainer "

@@ -192,7 +192,7 @@ def _unknown(whole: float, losses: list[float], names: list[str]) -> ConfigError
 @contextlib.contextmanager
 def _untouched(trainer: Any) -> Iterator[None]:
     """Put back random numbers, the model's mode, and the trainer's own counters."""
-    python, of_numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
+    python, of_numpy = random.getstate(), np.random.get_state()
     counters = {n: copy.deepcopy(v) for n, v in vars(trainer).items() if _plain(v) < _MOST_NUMBERS}
     training = trainer.model.training
     trainer.model.eval()
@@ -203,7 +203,7 @@ def _untouched(trainer: Any) -> Iterator[None]:
         trainer.model.train(training)
         vars(trainer).update(counters)
         random.setstate(python)
-        np.random.set_state(of_numpy)  # noqa: NPY002
+        np.random.set_state(of_numpy)
 
 
 def _plain(value: Any) -> float:
