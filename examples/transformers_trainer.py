@@ -1,7 +1,6 @@
 """A vision transformer on images of digits, with transformers' Trainer.
 
-    torchrun --nproc-per-node 2 examples/transformers_trainer.py --cpu
-    torchrun --nproc-per-node 2 examples/transformers_trainer.py --cpu --resume
+    torchrun --nproc-per-node 2 examples/transformers_trainer.py --cpu --checkpoint DIR
 
 Two lines are evenstride's: the import, and the name of the class. docs/how-to/transformers.md has
 the details.
@@ -62,14 +61,14 @@ def main(args: argparse.Namespace) -> EvenTrainer:
     trainer = EvenTrainer(  # 2
         model=small_model(),
         args=TrainingArguments(
-            output_dir=str(args.output),
+            output_dir=str(args.checkpoint),
             num_train_epochs=args.epochs,
             per_device_train_batch_size=args.batch,
             gradient_accumulation_steps=args.accumulate,
             per_device_eval_batch_size=256,
             learning_rate=2e-3,
             eval_strategy="epoch",
-            save_strategy="epoch",
+            save_strategy="epoch" if args.checkpoint else "no",
             save_total_limit=2,
             logging_steps=20,
             use_cpu=args.cpu,
@@ -80,8 +79,8 @@ def main(args: argparse.Namespace) -> EvenTrainer:
         eval_dataset=Digits(train=False),
         compute_metrics=accuracy,
     )
-    saved = get_last_checkpoint(str(args.output)) if args.resume and args.output.exists() else None
-    trainer.train(resume_from_checkpoint=saved)
+    saved = args.checkpoint and args.checkpoint.exists()
+    trainer.train(resume_from_checkpoint=get_last_checkpoint(args.checkpoint) if saved else None)
     if trainer.is_world_process_zero():
         print(trainer.stride.summary())
     return trainer
@@ -93,8 +92,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--batch", type=int, default=32, help="samples per process and micro-step")
     parser.add_argument("--accumulate", type=int, default=2, help="micro-steps per update")
-    parser.add_argument("--output", type=Path, default=Path("digits"), help="for checkpoints")
-    parser.add_argument("--resume", action="store_true", help="continue from the last checkpoint")
+    parser.add_argument("--checkpoint", type=Path, help="folder of the checkpoints")
     return parser
 
 

@@ -47,6 +47,7 @@ PUBLIC = (
     "evenstride.testing.faults",
     "evenstride.integrations.lightning",
     "evenstride.integrations.torchft",
+    "evenstride.integrations.transformers",
     "evenstride.core",
     "evenstride.core.allocation",
     "evenstride.core.convergence",

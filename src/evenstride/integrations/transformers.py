@@ -1,8 +1,9 @@
 """A Trainer whose ranks train unequal shares of each global batch, with the exact gradient.
 
 The Trainer's loop is unchanged. `EvenTrainerMixin` replaces its training data by `UpdateLoader`,
-scales each loss before the backward pass, and evaluates every sample once over all ranks. It knows
-the public methods of a Trainer and a few private ones, all of which are overridden in this module.
+scales each loss before the backward pass, and evaluates every sample once over all ranks. All
+methods of a Trainer that are overridden are here and in `trainer_parts.even_evaluation`. See
+docs/how-to/transformers.md.
 """
 
 from __future__ import annotations
@@ -22,18 +23,24 @@ from transformers.trainer_callback import TrainerState
 from transformers.trainer_utils import get_last_checkpoint
 
 from evenstride.errors import ConfigError
-from evenstride.integrations.transformers.carried_options import Carried, carried
-from evenstride.integrations.transformers.even_evaluation import EvenEvaluation, overrides
-from evenstride.integrations.transformers.loss_count import (
+from evenstride.integrations.trainer_parts.carried_options import Carried, carried
+from evenstride.integrations.trainer_parts.even_evaluation import EvenEvaluation, overrides
+from evenstride.integrations.trainer_parts.loss_count import (
     LossCount,
     TriedLoss,
     find_count,
     items_of,
 )
-from evenstride.integrations.transformers.trainer_refusals import refuse
-from evenstride.integrations.transformers.update_stream import MicroStep, UpdateLoader, UpdateStream
+from evenstride.integrations.trainer_parts.trainer_refusals import refuse
+from evenstride.integrations.trainer_parts.update_stream import (
+    MicroStep,
+    UpdateLoader,
+    UpdateStream,
+)
 from evenstride.integrations.versions import warn_if_untested
 from evenstride.runtime.stride import Stride
+
+__all__ = ["EvenTrainer", "EvenTrainerMixin"]
 
 _STATE = "evenstride"  # key in ``trainer_state.json``
 _OURS = frozenset(inspect.signature(Stride).parameters) - {"global_batch"}
@@ -265,8 +272,7 @@ class EvenTrainerMixin(EvenEvaluation):
     def _note(self, part: MicroStep, batch: Any) -> None:
         """Count the tokens and operations of a micro-batch, unless it is a placeholder."""
         if self.stride.samples:
-            part.flos += float(self.floating_point_ops(batch))
-            part.update.tokens += self._input_tokens(batch)
+            part.note(float(self.floating_point_ops(batch)), self._input_tokens(batch))
 
     def floating_point_ops(self, inputs: Any) -> Any:
         if isinstance(inputs, MicroStep):
@@ -276,7 +282,7 @@ class EvenTrainerMixin(EvenEvaluation):
     def _track_num_input_tokens(self, inputs: Any) -> None:
         if not inputs.last or self.args.include_num_input_tokens_seen == "no":
             return
-        tokens = torch.tensor(inputs.update.tokens, device=self.args.device, dtype=torch.int64)
+        tokens = torch.tensor(inputs.tokens, device=self.args.device, dtype=torch.int64)
         with self.stride.waiting():
             self.state.num_input_tokens_seen += int(self.accelerator.gather(tokens).sum())
 

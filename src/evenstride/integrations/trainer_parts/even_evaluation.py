@@ -20,9 +20,8 @@ from transformers import EvalPrediction
 from transformers.trainer_pt_utils import nested_concat
 from transformers.trainer_utils import EvalLoopOutput, denumpify_detensorize
 
-from evenstride.integrations.transformers.carried_options import carried
-from evenstride.integrations.transformers.loss_count import LossCount
-from evenstride.runtime.stride import Stride
+from evenstride.integrations.trainer_parts.carried_options import carried
+from evenstride.integrations.trainer_parts.loss_count import LossCount
 
 _PADDING = -100
 
@@ -111,7 +110,7 @@ class EvenEvaluation:
     _feed: EvalFeed | None = None
 
     @property
-    def stride(self) -> Stride:
+    def stride(self) -> Any:
         raise NotImplementedError
 
     def _counted(self, asked: Any) -> LossCount:
@@ -174,14 +173,11 @@ class EvenEvaluation:
         return self._merged(dataloader, output, seen, prefix)
 
     def prediction_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        feed, count = self._feed, 0.0
-        if feed is not None:  # before the step, which may remove the labels
-            counted = self._counted(None)
-            rows = len(feed.indices[-1])
-            count = rows if counted.count is None else float(counted.count(inputs))
         loss, *others = super().prediction_step(model, inputs, *args, **kwargs)  # type: ignore[misc]
+        feed = self._feed
         if feed is not None and loss is not None:
-            feed.add(loss, count)
+            count, rows = self._counted(None).count, len(feed.indices[-1])
+            feed.add(loss, rows if count is None else float(count(inputs)))
         return loss, *others
 
     @contextlib.contextmanager
@@ -245,7 +241,7 @@ class EvenEvaluation:
 
 def overrides(trainer: object, method: str) -> bool:
     """Return whether a class other than transformers' and ours has its own method of this name."""
-    known = ("transformers.", f"{__package__}.")
+    known = ("transformers.", "evenstride.")
     classes = [kind for kind in type(trainer).__mro__ if method in vars(kind)]
     return any(not kind.__module__.startswith(known) for kind in classes)
 

@@ -9,22 +9,31 @@ number of micro-batches, and each must be trained before the next is drawn. So t
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Protocol
 
 from torch.utils.data import DataLoader, IterableDataset
 
-from evenstride.runtime.stride import Stride
+
+class Synced(Protocol):
+    """The part of a `Stride` that ends an update."""
+
+    @property
+    def synced(self) -> bool:
+        """Whether the latest micro-batch is the last of its update."""
 
 
 class Update:
     """The micro-batches of one update on this rank, drawn one by one."""
 
-    def __init__(self, stride: Stride, batches: Iterator[Any]) -> None:
+    def __init__(self, stride: Synced, batches: Iterator[Any]) -> None:
         self._stride, self._batches = stride, batches
         self._held: Any = None
         self._last = self._over = False
         self.tokens = 0
         """Input tokens of the samples trained so far."""
+
+    def note(self, tokens: int) -> None:
+        self.tokens += tokens
 
     def begin(self) -> bool:
         """Draw the first micro-batch; ``False`` if the data has ended."""
@@ -55,13 +64,23 @@ class MicroStep:
     """One of the micro-steps of an update; the last one synchronises."""
 
     def __init__(self, update: Update, *, last: bool) -> None:
-        self.update, self.last = update, last
+        self._update, self.last = update, last
         self.flos = 0.0
         """Floating-point operations of the samples that it trained."""
 
     def take(self) -> Iterator[Any]:
         """Yield the micro-batches to train in this micro-step; there may be none."""
-        return self.update.take(rest=self.last)
+        return self._update.take(rest=self.last)
+
+    @property
+    def tokens(self) -> int:
+        """Input tokens of the update so far."""
+        return self._update.tokens
+
+    def note(self, flos: float, tokens: int) -> None:
+        """Count the operations and input tokens of a micro-batch."""
+        self.flos += flos
+        self._update.note(tokens)
 
 
 class UpdateStream(IterableDataset[Any]):
@@ -71,7 +90,7 @@ class UpdateStream(IterableDataset[Any]):
     items as were trained before.
     """
 
-    def __init__(self, stride: Stride, loader: DataLoader[Any], parts: int, skip: int) -> None:
+    def __init__(self, stride: Synced, loader: DataLoader[Any], parts: int, skip: int) -> None:
         self._stride, self.loader, self._parts, self._skip = stride, loader, parts, skip
 
     def __len__(self) -> int:
