@@ -35,6 +35,7 @@ HEAD = "# Written by `make regen`. These are the texts that users read: review t
 WIDTH = 98
 # Folders of tests that use real processes or measure real times.
 MEASURING = (
+    "tests/integrations",
     "tests/multiproc",
     "tests/live",
     "tests/faults",

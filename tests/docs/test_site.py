@@ -49,6 +49,7 @@ PUBLIC = (
     "evenstride.integrations.lightning",
     "evenstride.integrations.streaming_data",
     "evenstride.integrations.torchft",
+    "evenstride.integrations.transformers",
     "evenstride.core",
     "evenstride.core.allocation",
     "evenstride.core.convergence",

@@ -81,11 +81,17 @@ def _loader(stride: evenstride.Stride, loop: Loop) -> tuple[Any, nn.Module]:
         array = [cost_of(index) for index in range(loop.length)]
         costs = {None: None, "function": cost_of, "array": array}[loop.costs]
         data = rows(loop.length, loop.torch_dtype)
-        loader = stride.loader(data, max_micro_batch=loop.micro, cost_fn=costs)
+        loader = stride.loader(
+            data, max_micro_batch=loop.micro, micro_batches=loop.pieces, cost_fn=costs
+        )
         return loader, net(loop.torch_dtype)
     weight_fn = tokens_in if loop.kind == "tokens" else None
     loader = stride.loader(
-        Sentences(loop.length), max_micro_batch=loop.micro, weight_fn=weight_fn, collate_fn=padded
+        Sentences(loop.length),
+        max_micro_batch=loop.micro,
+        micro_batches=loop.pieces,
+        weight_fn=weight_fn,
+        collate_fn=padded,
     )
     return loader, token_net()
 

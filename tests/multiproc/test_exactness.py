@@ -22,6 +22,11 @@ CASES = {
     "a share of 0": (3, Loop(30, 90, "static:0,20,10")),
     "a share of 0 whose loss is infinite": (3, Loop(30, 90, "static:0,20,10", poison=0)),
     "micro-batches in unequal number": (2, Loop(16, 48, "static:3,13", micro=4)),
+    "micro-batches in equal number": (2, Loop(16, 48, "static:3,13", pieces=4)),
+    "tokens in micro-batches in equal number": (
+        3,
+        Loop(14, 42, "static:0,3,11", kind="tokens", pieces=4),
+    ),
     "micro-batches with a share of 0": (3, Loop(16, 48, "static:0,3,13", micro=4)),
     "a short last batch": (2, Loop(30, 70, "static:7,23", steps=4)),
     "a tail smaller than the workers": (4, Loop(12, 26, "static:1,5,3,3", steps=4)),

@@ -177,6 +177,7 @@ class Loop:
     policy: str
     steps: int = 3
     micro: int | None = None
+    pieces: int | None = None  # micro-batches of every step on every rank
     kind: str = "rows"
     clip: float | None = None
     hook: str | None = None

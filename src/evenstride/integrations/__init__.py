@@ -1,4 +1,5 @@
 """Adapters to other libraries. Import the one you need; they do not depend on each other.
 
-Start with `lightning` or `streaming_data`; `torchft` is a package for live mode.
+Start with the one of your framework: `accelerate`, `transformers`, `lightning` or
+`streaming_data`. `torchft` is a package for live mode.
 """

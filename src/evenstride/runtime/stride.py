@@ -396,6 +396,16 @@ class Stride:
         with self._session.memory.guard():
             yield
 
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Count the time inside as waiting for other ranks, not as work.
+
+        Put collectives of the training step inside, if it has any: each takes as long as the
+        slowest rank needs, and would make all ranks look equally slow.
+        """
+        with self._session.state.clock.waiting():
+            yield
+
     @property
     def synced(self) -> bool:
         """Whether this is the last micro-batch of the step, so that the optimizer must step."""

@@ -256,3 +256,27 @@ def test_a_loop_over_a_closed_stride_still_ends(make_stride: MakeStride) -> None
     stride.close()
 
     assert len(trainer.epoch(loader)) == 2
+
+
+def test_every_step_has_the_number_of_micro_batches_that_was_asked_for(
+    make_stride: MakeStride,
+) -> None:
+    stride = make_stride(global_batch=5)
+    loader = stride.loader(numbered(7), micro_batches=3, shuffle=False)
+    net = torch.nn.Linear(1, 1)
+    model = stride.watch(net)
+
+    drawn = []
+    for ids in loader:
+        with stride.accumulate(model):
+            stride.scale(net(torch.tensor(ids).reshape(-1, 1).float()).mean()).backward()
+        drawn.append((ids, stride.samples, stride.synced))
+
+    assert drawn == [
+        ([0, 1], 2, False),
+        ([2, 3], 2, False),
+        ([4], 1, True),
+        ([5], 0, False),  # a placeholder
+        ([5], 1, False),
+        ([6], 1, True),
+    ]

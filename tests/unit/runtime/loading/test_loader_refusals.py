@@ -26,6 +26,12 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], tuple[str, ...]]] = {
     "no samples": (numbered(0), {}, ()),
     "fewer samples than a batch": (numbered(3), {"drop_last": True}, ("3 samples",)),
     "no micro-batch": (numbered(9), {"max_micro_batch": 0}, ("max_micro_batch is 0",)),
+    "no number of micro-batches": (numbered(9), {"micro_batches": 0}, ("micro_batches is 0",)),
+    "micro-batches by size and by number": (
+        numbered(9),
+        {"micro_batches": 2, "max_micro_batch": 3},
+        ("micro_batches=2", "max_micro_batch=3"),
+    ),
     "a batch size": (numbered(9), {"batch_size": 2}, ("batch_size",)),
     "a sampler": (numbered(9), {"sampler": [1]}, ()),
     "batches out of order": (numbered(9), {"in_order": False}, ()),

@@ -1,0 +1,1 @@
+"""Parts of `evenstride.integrations.transformers`, which has the names for users."""
