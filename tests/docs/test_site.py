@@ -46,6 +46,7 @@ PUBLIC = (
     "evenstride.testing",
     "evenstride.testing.faults",
     "evenstride.integrations.lightning",
+    "evenstride.integrations.ray",
     "evenstride.integrations.torchft",
     "evenstride.core",
     "evenstride.core.allocation",

@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ from tests.integrations.ray_task import (
     optimizer_of,
     trained,
 )
-from tests.integrations.raylets import Raylets, raylets
+from tests.integrations.raylets import raylets
 from tests.multiproc.training import net, weights
 
 SAVE_EVERY, CUT_AFTER, LOSE_AFTER, GAIN_AFTER = 3, 3, 4, 7
@@ -113,7 +114,11 @@ def fit(
             checkpoint_config=ray.train.CheckpointConfig(num_to_keep=2),
         ),
     ).fit()
-    saved = sorted(os.listdir(result.checkpoint.path)) if result.checkpoint else []
+    saved = (
+        sorted(file.name for file in Path(result.checkpoint.path).iterdir())
+        if result.checkpoint
+        else []
+    )
     return {"metrics": result.metrics, "returned": result.return_value, "saved": saved}
 
 
@@ -123,16 +128,13 @@ def lasting(folder: Path) -> dict[str, Any]:
         options = {"policy": "static:3,7"}
         cut = fit(train, folder, "cut", 2, name="churn", options=options)
         os.mkfifo(folder / "gain")
-        gaining = threading.Thread(target=_gain, args=(folder, cluster), daemon=True)
-        gaining.start()
-        rest = fit(train, folder, "churn", (1, 2))
+        with ThreadPoolExecutor(1) as pool:
+            churn = pool.submit(fit, train, folder, "churn", (1, 2))
+            with (folder / "gain").open():
+                cluster.add()  # Ray starts nodes in the main thread only
+            rest = churn.result()
         notice = fit(train, folder, "notice", 2, save_every=_LONG, epochs=_LONG)
     return {"cut": cut, "rest": rest, "notice": notice}
-
-
-def _gain(folder: Path, cluster: Raylets) -> None:
-    with (folder / "gain").open():
-        cluster.add()
 
 
 def slow_steps(config: dict[str, Any]) -> dict[str, Any]:
@@ -143,7 +145,7 @@ def slow_steps(config: dict[str, Any]) -> dict[str, Any]:
     stride, loader, model = prepare(loader, nn.Sequential(*layers))
     optimizer = optimizer_of(model)
     for (x,) in loader:
-        stride.scale(F.mse_loss(model(x), x)).backward()
+        stride.scale(F.mse_loss(model(x), x)).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         optimizer.zero_grad()
     return {"shares": stride.shares, "address": ray.util.get_node_ip_address()}

@@ -24,6 +24,14 @@ _ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
 }
 
+# How Ray notices a lost raylet: after 4 s instead of about 30 s.
+_QUICK = {
+    "health_check_initial_delay_ms": 1000,
+    "health_check_period_ms": 1000,
+    "health_check_timeout_ms": 5000,
+    "health_check_failure_threshold": 3,
+}
+
 
 class Raylets:
     """The nodes of a cluster. The first one, for the controllers, has no CPU for training."""
@@ -33,7 +41,12 @@ class Raylets:
 
         self._limits, self._stack = open_limits(most)[0], contextlib.ExitStack()
         self._stack.callback(self._limits.close)
-        head = {"num_cpus": 0, "include_dashboard": False, "node_ip_address": _HOST.format(2)}
+        head = {
+            "num_cpus": 0,
+            "include_dashboard": False,
+            "node_ip_address": _HOST.format(2),
+            "_system_config": _QUICK,
+        }
         self._cluster = Cluster(initialize_head=True, head_node_args=head)
         self._stack.callback(self._cluster.shutdown)
         self.speeds: dict[str, float] = {}

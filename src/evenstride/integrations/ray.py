@@ -13,6 +13,7 @@ Traps of Ray Train 2.60 that this module avoids:
 from __future__ import annotations
 
 import json
+import os
 import posixpath
 import tempfile
 import threading
@@ -49,6 +50,7 @@ from evenstride.runtime.checkpoint.restore.saved_state import (
     training_of,
 )
 from evenstride.runtime.checkpoint.run_binding import RunBinding
+from evenstride.runtime.environment import read_environment
 from evenstride.runtime.loading.loader_options import dataset_length
 from evenstride.runtime.run_start import refuse_everywhere
 from evenstride.runtime.stride import Stride
@@ -84,8 +86,8 @@ def prepare(
     parallel_strategy_kwargs: dict[str, Any] | None = None,
     loader_options: Mapping[str, Any] | None = None,
     **options: Any,
-) -> tuple[RayStride, RayLoader, nn.Module]:
-    """Return `RayStride`, loader and model for a training function of Ray Train; collective.
+) -> tuple[RayStride, Any, nn.Module]:
+    """Return `RayStride`, `RayLoader` and model for a training function; collective.
 
     It replaces ``ray.train.torch.prepare_data_loader`` and ``ray.train.torch.prepare_model``. The
     model is moved to the worker's device and wrapped in `DistributedDataParallel`, and batches are
@@ -97,8 +99,9 @@ def prepare(
             worker. Shuffling, ``drop_last`` and options such as ``num_workers`` are kept.
         model: A module, or one that is already wrapped in DDP or sharded by ``fully_shard``.
         global_batch: Samples per step over all workers. ``None`` uses that of the checkpoint from
-            which Ray resumes, else ``batch_size`` times the number of workers. Set it for elastic
-            runs, so that it does not depend on the first number of workers.
+            which Ray resumes, else ``EVENSTRIDE_GLOBAL_BATCH``, else ``batch_size`` times the
+            number of workers. Set it for elastic runs, so that it does not depend on the first
+            number of workers.
         parallel_strategy: ``ddp``, or ``None`` to leave the model unwrapped, as with
             ``Stride(engine="none")``.
         parallel_strategy_kwargs: Arguments of `DistributedDataParallel`.
@@ -132,7 +135,8 @@ def prepare(
     batch = loader.batch_size
     assert batch is not None, "loaders without batches are refused"
     if global_batch is None:
-        global_batch = _saved_batch() or batch * workers
+        planned = read_environment(os.environ).global_batch
+        global_batch = _saved_batch() or planned or batch * workers
     stride = RayStride(global_batch, **options)
     try:
         ours = stride.loader(
