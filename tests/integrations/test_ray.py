@@ -151,14 +151,13 @@ def lasting(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], P
 def committed(folder: Path) -> list[dict[str, Any]]:
     """Return the steps of a run that count: a restart undoes those after its checkpoint."""
     notes = [one for rank in (0, 1) for one in ray_task.noted(folder / f"steps-{rank}.jsonl")]
-    began = {"cut": 0}
-    # Workers and first step name a generation; later ones undo what they begin before.
+    # Run, workers and first step name a generation, which undoes what the last one did after that.
     generations = [("cut", 2, 0), ("churn", 2, 3), ("churn", 1, 3), ("churn", 2, 6)]
     kept: list[dict[str, Any]] = []
     for generation in generations:
         kept = [one for one in kept if one["step"] <= generation[2]]
         kept += [one for one in notes if (one["run"], one["workers"], one["began"]) == generation]
-    assert began and {(n["run"], n["workers"], n["began"]) for n in notes} == set(generations)
+    assert {(n["run"], n["workers"], n["began"]) for n in notes} == set(generations)
     return kept
 
 
@@ -185,7 +184,7 @@ def test_a_run_goes_on_without_a_killed_raylet_and_with_a_new_one(
 def test_checkpoints_lie_in_the_storage_of_ray(lasting: tuple[dict[str, Any], Path]) -> None:
     told, folder = lasting
     assert told["rest"]["saved"] == ["evenstride.json", "model.pt", "training.pt"]
-    kept = list((folder / "storage" / "churn").glob("checkpoint_*"))
+    kept = list((folder / "storage" / "churn").glob("checkpoint_2*"))
     assert len(kept) == 2  # by CheckpointConfig(num_to_keep=2)
     import torch
 
@@ -208,9 +207,8 @@ def test_a_trace_ends_although_ray_kills_the_workers(
     lasting: tuple[dict[str, Any], Path],
 ) -> None:
     _, folder = lasting
-    traces = sorted((folder / "trace").glob("**/*.jsonl"))
-    last = [json.loads(trace.read_text().splitlines()[-1])["event"] for trace in traces]
-    assert "ended" in last
+    (trace,) = (folder / "trace").glob("*.jsonl")  # of the last run
+    assert json.loads(trace.read_text().splitlines()[-1])["kind"] == "ended"
 
 
 @pytest.mark.cgroups

@@ -378,7 +378,7 @@ def _workers() -> int:
 def _refuse_loader(loader: Any) -> None:
     if not isinstance(loader, DataLoader):
         raise ConfigError(
-            f"the loader is a {type(loader).__name__}; it must be a torch DataLoader over a "
+            f"the loader has the type {type(loader).__name__}; it must be a torch DataLoader over a "
             "map-style data set. A shard of Ray Data gives all workers equally many rows in an "
             "order of its own; read the rows in a data set with __getitem__ and __len__, or use "
             "evenstride.Shards"
