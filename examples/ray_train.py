@@ -39,7 +39,7 @@ def train_fn(config: dict[str, Any]) -> None:
     train_set, test_set = digits()
     loader = DataLoader(train_set, batch_size=config["batch"], shuffle=True)
     net = nn.Sequential(
-        nn.Linear(64, 2048), nn.ReLU(), nn.Linear(2048, 2048), nn.ReLU(), nn.Linear(2048, 10)
+        nn.Linear(64, 1024), nn.ReLU(), nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 10)
     )
     # 2: instead of prepare_data_loader and prepare_model
     stride, loader, model = prepare(loader, net, global_batch=config["global_batch"])

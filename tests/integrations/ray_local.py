@@ -21,6 +21,9 @@ import ray.train.torch
 import torch
 import torch.nn.functional as F
 from ray.train.torch import TorchTrainer
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import (
     BatchSampler,
@@ -32,6 +35,7 @@ from torch.utils.data import (
 
 from evenstride.integrations.ray import RayStride, prepare
 from tests.integrations.ray_task import (
+    EPOCHS,
     PER_WORKER,
     SAMPLES,
     data_loader,
@@ -70,6 +74,23 @@ def exact(rank: int) -> dict[str, Any]:
     }
     stride.close()
     return came
+
+
+def sharded(rank: int) -> list[float]:
+    """Return the weights of a model that FSDP2 shards, trained with unequal shares."""
+    mesh = init_device_mesh("cpu", (len(SHARES),))
+    stride, loader, model = prepare(
+        data_loader(), fully_shard(net(), mesh=mesh), policy="static:3,7"
+    )
+    optimizer = optimizer_of(model)
+    for _ in range(EPOCHS):
+        for _, x, y in loader:
+            stride.scale(F.mse_loss(model(x), y)).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            optimizer.zero_grad()
+    stride.close()
+    whole = [p.full_tensor().flatten() for p in model.parameters() if isinstance(p, DTensor)]
+    return [float(number) for number in torch.cat(whole)]
 
 
 def uneven(rank: int) -> list[float]:
@@ -158,6 +179,7 @@ def train(config: dict[str, Any]) -> None:
     with patch.dict(os.environ):
         came: dict[str, Any] = {
             "exact": exact(rank),
+            "sharded": sharded(rank),
             "uneven": uneven(rank),
             "refusals": refusals(rank),
         }

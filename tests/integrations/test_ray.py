@@ -96,6 +96,13 @@ def test_the_loader_has_what_a_script_asks_of_it(local: list[dict[str, Any]]) ->
     assert trained == Counter(dict.fromkeys(range(SAMPLES), EPOCHS))
 
 
+def test_a_model_sharded_by_fsdp2_trains_as_one_process_does(
+    local: list[dict[str, Any]], alone: dict[str, Any]
+) -> None:
+    for rank in local:
+        assert relative_error(rank["sharded"], alone["weights"]) < 1e-12
+
+
 def test_the_same_batches_without_evenstride_give_a_wrong_gradient(
     local: list[dict[str, Any]], alone: dict[str, Any]
 ) -> None:
@@ -132,6 +139,16 @@ def test_outside_of_a_training_function_it_says_so() -> None:
 
     with raises_message(ConfigError, "TorchTrainer"):
         prepare(ray_task.data_loader(), net())
+
+
+def test_the_first_version_of_ray_train_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray.train
+
+    from evenstride.integrations.ray import RayStride
+
+    monkeypatch.delattr(ray.train, "get_preemption_info")  # as RAY_TRAIN_V2_ENABLED=0 does
+    with raises_message(ConfigError, "RAY_TRAIN_V2_ENABLED"):
+        RayStride(8)
 
 
 def test_the_example_runs_in_local_mode() -> None:

