@@ -79,9 +79,9 @@ def exact(rank: int) -> dict[str, Any]:
 def sharded(rank: int) -> list[float]:
     """Return the weights of a model that FSDP2 shards, trained with unequal shares."""
     mesh = init_device_mesh("cpu", (len(SHARES),))
-    stride, loader, model = prepare(
-        data_loader(), fully_shard(net(), mesh=mesh), policy="static:3,7"
-    )
+    module = net()
+    fully_shard(module, mesh=mesh)
+    stride, loader, model = prepare(data_loader(), module, policy="static:3,7")
     optimizer = optimizer_of(model)
     for _ in range(EPOCHS):
         for _, x, y in loader:

@@ -177,7 +177,7 @@ class RayStride(Stride):
         _workers()
         super().__init__(global_batch, **options)
         self._binding = RunBinding(self)
-        self._told = False
+        self._announced = False
         if self._binding.rank == 0:
             warn_if_untested("ray", _TESTED, _TESTED)
         _ends.closer = _Closer(self)
@@ -278,9 +278,9 @@ class RayStride(Stride):
         if every < 1:
             raise ConfigError(f"every is {every}; it must be a number of steps of at least 1")
         announced = False
-        if not self._told and self.step % _ASK_EVERY == 0:
+        if not self._announced and self.step % _ASK_EVERY == 0:
             with self._binding.waiting():
-                announced = self._told = ray.train.get_preemption_info() is not None
+                announced = self._announced = ray.train.get_preemption_info() is not None
         return announced or self.step % every == 0
 
     @property
@@ -378,7 +378,7 @@ def _workers() -> int:
 def _refuse_loader(loader: Any) -> None:
     if not isinstance(loader, DataLoader):
         raise ConfigError(
-            f"the loader has the type {type(loader).__name__}; it must be a torch DataLoader over a "
+            f"the loader is of type {type(loader).__name__}; it must be torch's DataLoader over a "
             "map-style data set. A shard of Ray Data gives all workers equally many rows in an "
             "order of its own; read the rows in a data set with __getitem__ and __len__, or use "
             "evenstride.Shards"
@@ -434,7 +434,7 @@ def _saved_batch() -> int | None:
 
 
 def _position(saved: ray.train.Checkpoint) -> dict[str, Any]:
-    """Return what `report` saved beside the tensors, without a download of these."""
+    """Return what `report` saved, except for the tensors, without a download of these."""
     try:
         with saved.filesystem.open_input_stream(posixpath.join(saved.path, _POSITION)) as file:
             position = json.loads(file.read())
