@@ -45,6 +45,7 @@ SLOW = (
     "integrations/test_lightning_examples.py",
     "integrations/test_lightning_options.py",
     "integrations/test_streaming_data.py",
+    "integrations/test_ray.py",
     "live/",
     "multiproc/test_examples.py",
     "multiproc/test_free.py",
@@ -73,6 +74,9 @@ SLOW = (
 QUICKLY_MEASURED = ("multiproc/test_attribution.py", "multiproc/test_timing.py")
 # Tests of slow files that stay in `make test`, so that every promise has one there.
 PROMISED = (
+    "integrations/test_ray.py::test_unequal_batches_train_as_one_process_does",
+    "integrations/test_ray.py::test_the_same_batches_without_evenstride_give_a_wrong_gradient",
+    "integrations/test_ray.py::test_what_cannot_be_exact_is_refused_alike_on_every_worker",
     "faults/test_losses.py::test_every_survivor_names_the_lost_rank_in_one_line",
     "faults/test_damages.py::test_random_damage_never_restarts_from_scratch_and_never_deletes[0]",
     "multiproc/test_trials.py::test_a_calibration_by_hand_leaves_checkpoints",

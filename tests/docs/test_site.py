@@ -47,6 +47,7 @@ PUBLIC = (
     "evenstride.testing.faults",
     "evenstride.integrations.accelerate",
     "evenstride.integrations.lightning",
+    "evenstride.integrations.ray",
     "evenstride.integrations.streaming_data",
     "evenstride.integrations.torchft",
     "evenstride.integrations.transformers",

@@ -1,4 +1,4 @@
-"""The output of ``evenstride plan``: text, JSON, and SkyPilot files."""
+"""The output of ``evenstride plan``: text, JSON, SkyPilot files, and a RayJob."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from typing import Any
 from evenstride.core.formatting import listed
 from evenstride.errors import ConfigError
 from evenstride.planner.catalogue.offers import Catalogue, price_label
+from evenstride.planner.kuberay_file import IMAGE, kuberay_file
 from evenstride.planner.launch_files import skypilot_files, start_lines, variables
 from evenstride.planner.make_plan import Plan
 from evenstride.planner.search.candidates import Rentable, accelerators_of
@@ -62,7 +63,7 @@ class Planned:
         }
 
 
-def text_of(one: Planned, files: Sequence[Path], *, explain: bool) -> str:
+def text_of(one: Planned, files: Sequence[Path], job: Path | None = None, *, explain: bool) -> str:
     """Return a plan as text, wrapped to the terminal.
 
     ``explain`` adds the notes after the first five.
@@ -82,6 +83,8 @@ def text_of(one: Planned, files: Sequence[Path], *, explain: bool) -> str:
     where = "" if one.script else f" (replace {_UNKNOWN_SCRIPT}, or give --script)"
     lines += ["", f"To start it with {both} in the script{where}:"]
     lines += [*start_lines(choice, one.command, one.variables), *_sky_lines(choice, files)]
+    if job is not None:
+        lines.append(f"sed 's#{IMAGE}#(your image)#' {shlex.quote(str(job))} | kubectl apply -f -")
     return "\n".join(lines)
 
 
@@ -140,8 +143,19 @@ def write_sky(one: Planned, folder: Path) -> list[Path]:
     return written
 
 
-def as_json(one: Planned, files: Sequence[Path]) -> str:
-    return json.dumps({**one.to_dict(), "files": list(map(str, files))})
+def write_kuberay(one: Planned, file: Path) -> Path:
+    choice = one.plan.chosen.outlook.choice
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(kuberay_file(choice, one.command, one.variables), encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"cannot write {file} ({error.strerror})") from None
+    return file
+
+
+def as_json(one: Planned, files: Sequence[Path], job: Path | None = None) -> str:
+    written = [*files, *([] if job is None else [job])]
+    return json.dumps({**one.to_dict(), "files": list(map(str, written))})
 
 
 def _prices(one: Planned) -> list[str]:

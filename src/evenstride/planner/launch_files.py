@@ -16,7 +16,7 @@ _USUAL_SYNC = "bsp"
 _A_PART = 1e-6  # tolerance for rounding, as a fraction of an epoch
 
 
-class _Blocks(yaml.SafeDumper):  # type: ignore[misc]
+class Blocks(yaml.SafeDumper):  # type: ignore[misc]
     """Writes multi-line texts as blocks."""
 
 
@@ -25,7 +25,7 @@ def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 
-_Blocks.add_representer(str, _text)
+Blocks.add_representer(str, _text)
 
 
 def variables(one: TrainingForecast, sync: str = _USUAL_SYNC) -> dict[str, str]:
@@ -134,7 +134,7 @@ def skypilot_files(
             "run": _run(choice, kind.workers, first, command),
         }
         files[f"{own}.yaml"] = yaml.dump(
-            _without_empty(task), Dumper=_Blocks, sort_keys=False, width=200
+            _without_empty(task), Dumper=Blocks, sort_keys=False, width=200
         )
         first += count
     return files

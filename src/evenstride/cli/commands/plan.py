@@ -131,6 +131,9 @@ def plan(
         typer.Option(help="Clouds whose prices gpuhunt fetches now: aws,gcp."),
     ] = "",
     sky: Annotated[Path | None, typer.Option(help="Folder for SkyPilot task files.")] = None,
+    kuberay: Annotated[
+        Path | None, typer.Option(help="File for a RayJob of KubeRay, for scripts with Ray Train.")
+    ] = None,
     script: Annotated[
         str | None,
         typer.Option(
@@ -248,7 +251,7 @@ def plan(
         script=None if script is None else _words(script),
         wishes=wishes_of(objective, deadline, budget, confidence),
     )
-    _perform(request, sky, plot, explain=explain, as_json=as_json)
+    _perform(request, sky, kuberay, plot, explain=explain, as_json=as_json)
 
 
 def _refuse_unrelated(context: typer.Context, *, online: bool) -> None:
@@ -269,7 +272,13 @@ def _refuse_unrelated(context: typer.Context, *, online: bool) -> None:
 
 
 def _perform(
-    request: PlanRequest, sky: Path | None, plot: Path | None, *, explain: bool, as_json: bool
+    request: PlanRequest,
+    sky: Path | None,
+    kuberay: Path | None,
+    plot: Path | None,
+    *,
+    explain: bool,
+    as_json: bool,
 ) -> None:
     from evenstride.cli import plan_inputs, plan_output
     from evenstride.report.plan_text import check_plot, draw
@@ -278,10 +287,11 @@ def _perform(
         check_plot(plot)
     one = plan_inputs.planned_for(request, date.today())
     files = plan_output.write_sky(one, sky) if sky is not None else []
+    job = plan_output.write_kuberay(one, kuberay) if kuberay is not None else None
     if plot is not None:
         draw(one.plan, plot)
-    text = plan_output.as_json(one, files) if as_json else ""
-    typer.echo(text or plan_output.text_of(one, files, explain=explain))
+    text = plan_output.as_json(one, files, job) if as_json else ""
+    typer.echo(text or plan_output.text_of(one, files, job, explain=explain))
 
 
 def _words(script: str) -> tuple[str, ...]:

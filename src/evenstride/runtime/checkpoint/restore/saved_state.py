@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
     get_model_state_dict,
     get_optimizer_state_dict,
 )
@@ -149,16 +150,20 @@ def _by_owner(
     return shared, leader
 
 
-def optimizer_state(training: SavedObjects, *, begun: bool = False) -> dict[str, Any]:
+def optimizer_state(
+    training: SavedObjects, *, begun: bool = False, options: StateDictOptions | None = None
+) -> dict[str, Any]:
     """Return the state of all optimizers by parameter names; the tensors are not copies.
 
     With ``begun``, an optimizer without state creates it as torch does: by a step with learning
-    rate 0, which also calls the optimizer's hooks.
+    rate 0, which also calls the optimizer's hooks. ``options`` may ask torch for copies.
     """
     if not training.optimizers:
         return {"state": {}, "param_groups": []}
     with contextlib.nullcontext() if begun else _no_step(training):
-        state: dict[str, Any] = get_optimizer_state_dict(training.model, training.optimizers)
+        state: dict[str, Any] = get_optimizer_state_dict(
+            training.model, training.optimizers, options=options
+        )
     return state
 
 
