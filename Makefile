@@ -1,5 +1,5 @@
 # make demo   see the idea on this machine            make test   prove the promises
-# make test-slow  faults, examples, site, measuring
+# make test-slow  faults, examples, site, measuring     make test-integrations  transformers, Ray, streaming data
 # make check  formatting, lint, types, layers         make bench  what it costs
 # make docs   build the documentation                 make dist   wheel and sdist, checked
 # make setup  everything for developers
@@ -19,7 +19,7 @@ PAGES := build/docs
 SIDE_BY_SIDE := $(BIN)/python -m pytest --numprocesses=auto --maxprocesses=8 --dist=worksteal
 LONG := tests/property/test_exactly_once.py tests/property/test_weighting.py
 
-.PHONY: setup demo test test-slow test-floor check house format bench dist docs pages regen clean
+.PHONY: setup demo test test-slow test-integrations test-floor check house format bench dist docs pages regen clean
 .DELETE_ON_ERROR:
 
 setup: $(VENV)/.dev
@@ -38,6 +38,11 @@ $(VENV)/.demo: pyproject.toml constraints.txt | $(BIN)/python
 $(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "installing evenstride, PyTorch and the developers' tools into $(VENV) ..."
 	$(PIP_INSTALL) --editable '.[demo,dev]'
+	@touch $@
+
+$(VENV)/.integrations: pyproject.toml constraints.txt | $(VENV)/.dev
+	@echo "installing transformers, Ray and readers of streaming data into $(VENV) ..."
+	$(PIP_INSTALL) --editable '.[demo,dev,integrations]'
 	@touch $@
 
 $(VENV)/.docs: pyproject.toml constraints.txt | $(BIN)/python
@@ -63,6 +68,11 @@ test-slow: $(VENV)/.dev
 	$(BIN)/python -m pytest -m 'slow and alone' tests || status=1; \
 	HYPOTHESIS_PROFILE=long $(BIN)/python -m pytest --timeout=600 $(LONG) || status=1; \
 	exit $$status
+
+# The integrations whose libraries `dev` does not install; without them, their tests are skipped.
+test-integrations: $(VENV)/.integrations
+	$(BIN)/python -m pytest tests/integrations/test_transformers.py tests/integrations/test_ray.py \
+		tests/integrations/test_streaming_data.py
 
 test-floor: pyproject.toml
 	$(PYTHON) -m venv $(FLOOR_VENV)

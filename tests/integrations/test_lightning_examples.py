@@ -6,7 +6,6 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -70,9 +69,15 @@ def test_an_example_comes_to_the_same_on_two_workers_and_after_a_break(
 
 
 def test_a_trainer_starts_its_processes_itself() -> None:
-    environment: Mapping[str, str] = {"LOCAL_WORLD_SIZE": "2", "WORLD_SIZE": "2", **UNEQUAL}
-
-    output = output_of("lightning_trainer", "--batch-size", 64, **environment)
+    output = output_of(
+        "lightning_trainer",
+        "--batch-size",
+        64,
+        launcher=(),
+        LOCAL_WORLD_SIZE="2",
+        WORLD_SIZE="2",
+        **UNEQUAL,
+    )
 
     assert "on 2 worker(s)" in output
     assert results(output) == pytest.approx(

@@ -269,7 +269,8 @@ def test_every_step_has_the_number_of_micro_batches_that_was_asked_for(
     drawn = []
     for ids in loader:
         with stride.accumulate(model):
-            stride.scale(net(torch.tensor(ids).reshape(-1, 1).float()).mean()).backward()
+            loss = stride.scale(net(torch.tensor(ids).reshape(-1, 1).float()).mean())
+            loss.backward()  # type: ignore[no-untyped-call]
         drawn.append((ids, stride.samples, stride.synced))
 
     assert drawn == [
