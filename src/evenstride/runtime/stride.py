@@ -179,8 +179,8 @@ class Stride:
             micro_batches: Training only. Number of micro-batches of each step, the same on every
                 rank, for training steps with collectives of their own. Their size then differs
                 between ranks; a share with fewer samples has placeholders without weight. Use
-                `accumulate` with more than one. Not with ``max_micro_batch``, nor with `guard`, which
-                adds micro-batches.
+                `accumulate` with more than one. Not with ``max_micro_batch``, nor with `guard`,
+                which adds micro-batches.
             weight_fn: Training only. Returns the weight of a (micro-)batch, such as its number of
                 tokens, if the loss is a mean over something other than samples. The ranks sum
                 the weights once per step.

@@ -96,8 +96,8 @@ class MicroBatchLimits:
 
     asked: int | None = None  # largest micro-batch that the script allows
     whole: bool = False  # whether all but one have exactly that size, instead of equal sizes.
-    most_cost: float | None = None  # of a micro-batch, if samples have costs
-    pieces: int = 0  # micro-batches of every step on every rank; 0 for as many as the sizes need
+    most_cost: float | None = None  # of a micro-batch, if samples have costs.
+    pieces: int = 0  # micro-batches of every step on every rank; 0 if sizes decide
     learned: int | None = None  # most samples that may fit, after some did not
     repeated: int = 0  # number of batches that did not fit
     proven: int = 0  # samples of the largest batch that fitted, forward and backward.

@@ -236,10 +236,10 @@ def test_every_step_has_the_number_of_micro_batches_that_was_asked_for(
     model = stride.watch(net)
 
     drawn = []
-    for ids in loader:
+    for ids, x in loader:
         with stride.accumulate(model):
-            stride.scale(net(torch.tensor(ids).reshape(-1, 1).float()).mean()).backward()
-        drawn.append((ids, stride.samples, stride.synced))
+            stride.scale(net(x).mean()).backward()  # type: ignore[no-untyped-call]
+        drawn.append((ids.tolist(), stride.samples, stride.synced))
 
     assert drawn == [
         ([0, 1], 2, False),
