@@ -250,6 +250,15 @@ SNIPPETS_ELSEWHERE = {
         "tests/integrations/lightning_programs.py",
         "LightningDataModule",
     ),
+    "transformers: from evenstride.integrations.transformers import EvenTrainerMixin": (
+        "tests/integrations/trainer_uses.py",
+        "class EvenSFT(EvenTrainerMixin",
+    ),
+    "transformers: EvenTrainer(..., "
+    'weight_fn=lambda batch: class_weights[batch["labels"]].sum())': (
+        "tests/integrations/trainer_cases.py",
+        "weight_fn",
+    ),
 }
 SNIPPETS_NOT_RUN = {
     "catalogue: from datetime import date#2": "asks for prices over the network",

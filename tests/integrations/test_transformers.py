@@ -178,17 +178,17 @@ def test_an_evaluation_counts_each_sample_once(ranks: RankPool, tmp_path: Path) 
     stock, ours = (partial(trainer_uses.evaluated, stock=one) for one in (True, False))
 
     alone = ranks.run(stock, 1, str(tmp_path / "one"), timeout_s=200)[0]
-    told = ranks.run(ours, 2, str(tmp_path / "two"), timeout_s=200)
+    found = ranks.run(ours, 2, str(tmp_path / "two"), timeout_s=200)
 
     for model, wanted in alone.items():
-        for of in told:
+        for of in found:
             for when in ("before", "after", "test"):
                 assert of[model][when] == pytest.approx(wanted[when], rel=1e-5), (model, when)
             assert error(of[model]["logits"], wanted["logits"]) <= 1e-5
             assert (of[model]["labels"] == wanted["labels"]).all()
-        read = Counter(index for of in told for index in of[model]["read"])
+        read = Counter(index for of in found for index in of[model]["read"])
         assert read == Counter(range(23))
-        assert len(told[0][model]["read"]) < len(told[1][model]["read"]), "shares are unequal"
+        assert len(found[0][model]["read"]) < len(found[1][model]["read"]), "shares are unequal"
 
 
 @pytest.mark.timeout(420)
@@ -205,9 +205,9 @@ def test_without_evenstride_unequal_batches_give_wrong_gradients(
     ranks: RankPool, tmp_path: Path
 ) -> None:
     alone = ranks.run(trainer_uses.without_us, 1, str(tmp_path / "one"), timeout_s=200)[0]
-    told = ranks.run(trainer_uses.without_us, 2, str(tmp_path / "two"), timeout_s=200)[0]
+    found = ranks.run(trainer_uses.without_us, 2, str(tmp_path / "two"), timeout_s=200)[0]
 
-    errors = {model: error(told[model], alone[model]) for model in told}
+    errors = {model: error(found[model], alone[model]) for model in found}
     assert errors["plain"] > 0.1, "ranks have equal weights, whatever they trained"
     assert errors["bert"] > 0.9, "and the Trainer takes the mean for a sum over all ranks"
     assert errors["llama"] <= SINGLE, "a Trainer counts tokens over all ranks itself"
@@ -223,10 +223,10 @@ def test_sft_trains_as_in_one_process_and_counts_over_all_ranks(
     stock, ours = (partial(trainer_uses.tuned, stock=one) for one in (True, False))
 
     alone = ranks.run(stock, 1, str(tmp_path / "one"), timeout_s=200)[0]
-    told = ranks.run(ours, 2, str(tmp_path / "two"), timeout_s=200)
+    found = ranks.run(ours, 2, str(tmp_path / "two"), timeout_s=200)
 
     for name, wanted in alone.items():
-        mine = told[0][name]
+        mine = found[0][name]
         assert mine["shares"] == (2, 10)
         assert mine["count"] == "num_items_in_batch"
         for gradient, expected in zip(mine["gradients"], wanted["gradients"], strict=True):
@@ -247,9 +247,9 @@ def test_a_seq2seq_trainer_generates_for_each_sample_once(ranks: RankPool, tmp_p
     stock, ours = (partial(trainer_uses.sequences, stock=one) for one in (True, False))
 
     alone = ranks.run(stock, 1, str(tmp_path / "one"), timeout_s=200)[0]
-    told = ranks.run(ours, 2, str(tmp_path / "two"), timeout_s=200)
+    found = ranks.run(ours, 2, str(tmp_path / "two"), timeout_s=200)
 
-    for of in told:
+    for of in found:
         assert error(of["weights"], alone["weights"]) <= SINGLE
         assert of["metrics"] == pytest.approx(alone["metrics"], rel=1e-4)
         assert (of["generated"] == alone["generated"]).all()
@@ -259,13 +259,13 @@ def test_a_seq2seq_trainer_generates_for_each_sample_once(ranks: RankPool, tmp_p
 @pytest.mark.timeout(420)
 def test_options_of_the_loader_are_kept(ranks: RankPool, tmp_path: Path) -> None:
     alone = ranks.run(trainer_uses.loaded, 1, str(tmp_path / "one"), timeout_s=200)[0]
-    told = ranks.run(trainer_uses.loaded, 2, str(tmp_path / "two"), timeout_s=200)
+    found = ranks.run(trainer_uses.loaded, 2, str(tmp_path / "two"), timeout_s=200)
 
     for name, wanted in alone.items():
         limit = EXACT if name != "by length" else 1e-5
-        assert error(told[0][name]["weights"], wanted["weights"]) <= limit, name
-        assert told[0][name]["steps"] == wanted["steps"]
-        assert told[0][name]["log"][0]["loss"] == pytest.approx(wanted["log"][0]["loss"])
-    assert told[0]["dropped"]["steps"] == 2 * (SAMPLES // 12)
-    read = Counter(index for of in told for index in of["by length"]["read"])
+        assert error(found[0][name]["weights"], wanted["weights"]) <= limit, name
+        assert found[0][name]["steps"] == wanted["steps"]
+        assert found[0][name]["log"][0]["loss"] == pytest.approx(wanted["log"][0]["loss"])
+    assert found[0]["dropped"]["steps"] == 2 * (SAMPLES // 12)
+    read = Counter(index for of in found for index in of["by length"]["read"])
     assert read == Counter(dict.fromkeys(range(SAMPLES), 2))

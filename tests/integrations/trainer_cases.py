@@ -283,8 +283,8 @@ def outcome(rank: int, run: Run, folder: str) -> dict[str, Any]:
             trainer, data, noted = built(run, folder)
             with forgetting(data):
                 result = trainer.train(run.resume)
-            stride = getattr(trainer, "_stride", None)
-            told = {
+            stride = None if run.stock else trainer.stride
+            found = {
                 "weights": flat(trainer.model),
                 "gradients": noted.gradients,
                 "epochs": noted.epochs,
@@ -294,12 +294,12 @@ def outcome(rank: int, run: Run, folder: str) -> dict[str, Any]:
                 "steps": trainer.state.global_step,
                 "train_loss": result.training_loss,
                 "shares": stride and stride.shares,
-                "count": getattr(trainer, "_loss_count", None) and trainer._loss_count.name,
+                "count": None if run.stock else trainer.mean_over,
                 "tokens": trainer.state.num_input_tokens_seen,
             }
             if stride:
                 stride.close()
-            return told
+            return found
         finally:
             torch.set_default_dtype(torch.float32)
 

@@ -117,7 +117,7 @@ def tuned(rank: int, folder: str, *, stock: bool) -> dict[str, Any]:
                 "evaluated": plain_numbers(trainer.evaluate()),
             }
             if not stock:
-                found[name]["count"] = trainer._loss_count.name
+                found[name]["count"] = trainer.mean_over
                 found[name]["shares"] = trainer.stride.shares
                 trainer.stride.close()
     return found

@@ -97,11 +97,16 @@ class EvenTrainerMixin(EvenEvaluation):
 
     @property
     def stride(self) -> Stride:
-        """The `Stride` of the latest run; a collective call if there is none yet."""
+        """The `Stride` of the latest run; the first call is collective."""
         if self._stride is None:
             options = {"seed": self._seed, **self._stride_options}
             self._stride = Stride(self._samples_per_update(), **options)
         return self._stride
+
+    @property
+    def mean_over(self) -> str | None:
+        """What the loss is a mean over, such as ``samples``; ``None`` before it is known."""
+        return None if self._loss_count is None else self._loss_count.name
 
     def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Train as the Trainer does, from a checkpoint of any number of ranks."""

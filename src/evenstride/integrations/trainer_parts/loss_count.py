@@ -92,8 +92,8 @@ def find_count(tried: TriedLoss, dataset: Any, collate: Callable[[list[Any]], An
             raise
         except Exception as error:
             logger.warning(
-                "the loss could not be tried with %d samples (%s: %s), so it is taken for a mean "
-                "over %s. If that is wrong, give the trainer a weight_fn",
+                "the loss could not be tried with %d samples (%s: %s), so evenstride assumes a "
+                "mean over %s. If that is wrong, give the trainer a weight_fn",
                 min(_ROWS, len(dataset)),
                 type(error).__name__,
                 error,
