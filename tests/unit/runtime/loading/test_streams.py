@@ -64,6 +64,18 @@ def test_an_iterable_data_set_is_a_stream(
     assert (stride.epoch, stride.state_dict()["position"]) == (2, 0)
 
 
+def test_a_state_from_the_last_step_of_an_epoch_is_at_the_next_one(make_stride: MakeStride) -> None:
+    stride = make_stride()
+    loader, trainer = stride.loader(Numbers(10)), Trainer(stride)
+    places = []
+    for batch in loader:
+        trainer.step(batch)
+        state = stride.state_dict()
+        places.append((state["epoch"], state["position"]))
+
+    assert places == [(0, 4), (0, 8), (1, 0)]
+
+
 def test_a_stream_is_read_once_per_epoch_in_this_process(make_stride: MakeStride) -> None:
     numbers, stride = Numbers(10), make_stride()
     loader, trainer = stride.loader(numbers), Trainer(stride)
