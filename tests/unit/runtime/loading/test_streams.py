@@ -64,6 +64,14 @@ def test_an_iterable_data_set_is_a_stream(
     assert (stride.epoch, stride.state_dict()["position"]) == (2, 0)
 
 
+def test_epochs_may_have_other_lengths(make_stride: MakeStride) -> None:
+    stride = make_stride()
+    source = evenstride.Stream(lambda epoch, skip: Numbers((7, 13, 2)[epoch]).rest(epoch, skip))
+    loader, trainer = stride.loader(source), Trainer(stride)
+
+    assert [sum(map(len, trainer.epoch(loader))) for _ in range(3)] == [7, 13, 2]
+
+
 def test_a_state_from_the_last_step_of_an_epoch_is_at_the_next_one(make_stride: MakeStride) -> None:
     stride = make_stride()
     loader, trainer = stride.loader(Numbers(10)), Trainer(stride)
