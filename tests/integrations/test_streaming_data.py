@@ -6,6 +6,7 @@ import importlib
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from evenstride.errors import ConfigError
@@ -65,6 +66,8 @@ def test_each_sample_once_and_the_gradient_exact_also_after_a_restart(
     assert [sorted(ids) for ids in epochs] == [list(range(LENGTH))] * 2
     steps = _steps([first])
     union = [[i for part in parts for i in part["ids"]] for parts in steps]
+    unweighted = np.mean([alone_on([part["ids"]])[0] for part in steps[0]], axis=0)
+    assert relative_error(unweighted.tolist(), steps[0][0]["gradient"]) > 0.05, "what DDP averages"
     for parts, truth in zip(steps, alone_on(union), strict=True):
         assert [len(part["ids"]) for part in parts] in ([5, 19], [2, 8])
         assert max(relative_error(part["gradient"], truth) for part in parts) <= 1e-12

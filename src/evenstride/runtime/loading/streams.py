@@ -105,7 +105,15 @@ class Stream:
         self.source, self.transform = source, transform
 
     def read(self, epoch: int, skip: int) -> Iterator[Any]:
-        """Return an iterator over the samples of an epoch after the first ``skip``."""
+        """Return an iterator over the samples of an epoch, not transformed.
+
+        Args:
+            epoch: Number of the epoch, from 0.
+            skip: Number of samples to leave out at its start.
+
+        Raises:
+            ConfigError: The source is a function and returned no iterable.
+        """
         if not isinstance(self.source, Iterable):
             samples = self.source(epoch, skip)
             if not isinstance(samples, Iterable):

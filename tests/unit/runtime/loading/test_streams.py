@@ -64,6 +64,26 @@ def test_an_iterable_data_set_is_a_stream(
     assert (stride.epoch, stride.state_dict()["position"]) == (2, 0)
 
 
+def test_epochs_may_have_other_lengths(make_stride: MakeStride) -> None:
+    stride = make_stride()
+    source = evenstride.Stream(lambda epoch, skip: Numbers((7, 13, 2)[epoch]).rest(epoch, skip))
+    loader, trainer = stride.loader(source), Trainer(stride)
+
+    assert [sum(map(len, trainer.epoch(loader))) for _ in range(3)] == [7, 13, 2]
+
+
+def test_a_state_from_the_last_step_of_an_epoch_is_at_the_next_one(make_stride: MakeStride) -> None:
+    stride = make_stride()
+    loader, trainer = stride.loader(Numbers(10)), Trainer(stride)
+    places = []
+    for batch in loader:
+        trainer.step(batch)
+        state = stride.state_dict()
+        places.append((state["epoch"], state["position"]))
+
+    assert places == [(0, 4), (0, 8), (1, 0)]
+
+
 def test_a_stream_is_read_once_per_epoch_in_this_process(make_stride: MakeStride) -> None:
     numbers, stride = Numbers(10), make_stride()
     loader, trainer = stride.loader(numbers), Trainer(stride)
@@ -73,6 +93,14 @@ def test_a_stream_is_read_once_per_epoch_in_this_process(make_stride: MakeStride
         trainer.epoch(loader)
 
     assert (len(numbers.opened), numbers.read) == (2, 20)
+
+
+def test_the_end_of_a_stream_is_not_read_again_by_another_process(make_stride: MakeStride) -> None:
+    numbers, stride = Numbers(10), make_stride()
+    loader = stride.loader(numbers, num_workers=1)
+
+    assert [len(ids) for ids in Trainer(stride).epoch(loader)] == [4, 4, 2]
+    assert numbers.read == 0, "a loader process has handed over the samples of the last step"
 
 
 def test_a_position_within_an_epoch_is_skipped_by_the_source(make_stride: MakeStride) -> None:
@@ -304,19 +332,26 @@ def test_a_batch_fetched_before_the_backward_pass_is_refused(make_stride: MakeSt
     assert loss.requires_grad
 
 
-def test_a_loader_has_the_state_of_its_stride(make_stride: MakeStride) -> None:
+@pytest.mark.parametrize("options", [{}, {"num_workers": 1, "persistent_workers": True}])
+@pytest.mark.parametrize("data", [numbered(10), Numbers(10)], ids=["indexed", "stream"])
+def test_a_loader_has_the_state_of_its_stride(
+    make_stride: MakeStride, data: Any, options: Any
+) -> None:
     stride = make_stride()
-    loader: Any = stride.loader(numbered(10))
+    loader: Any = stride.loader(data, **options)
     trainer = Trainer(stride)
     first = trainer.epoch(loader, steps=2)
     state = loader.state_dict()
 
-    rest = trainer.epoch(loader)
+    rest = trainer.epoch(loader, steps=1)
+    at_the_end = loader.state_dict()
     loader.load_state_dict(state)
 
     assert state["position"] == 8
     assert trainer.epoch(loader) == rest
-    assert len(first) == 2
+    assert (len(first), len(rest[0])) == (2, 2)
+    loader.load_state_dict(at_the_end)
+    assert (stride.epoch, len(trainer.epoch(loader))) == (1, 3)
     for batch in loader:
         trainer.backward(batch)
         with raises_message(StepInFlight):
