@@ -10,6 +10,11 @@ _NEED = {
         "src/evenstride/integrations/accelerate_parts",
         "tests/integrations/accelerate_programs.py",
     ],
+    "ray": [
+        "src/evenstride/integrations/ray.py",
+        "tests/integrations/ray_cluster.py",
+        "tests/integrations/ray_local.py",
+    ],
     "torchft": ["src/evenstride/integrations/torchft"],
     "lightning": [
         "src/evenstride/integrations/lightning",
