@@ -68,6 +68,10 @@ SMALLER = {
     "evenstride compare cluster.yaml --policy adaptive,dbs --json": ("--json", "--json --seeds 1"),
     "evenstride profile --type g4dn.xlarge --out t4.json -- train.py --lr 0.1": QUICKLY,
     "evenstride profile --type g5.xlarge -- train.py": QUICKLY,
+    "evenstride lab --speeds 1,0.5 --out runs/lab -- train.py": (
+        "-- train.py",
+        "--steps 40 --repeats 1 -- train.py",
+    ),
     "evenstride profile --seconds 20 --parts 1/4,1/2,1 --out cpu.json -- train.py --lr 0.1": (
         "--seconds 20",
         "--seconds 2",
@@ -117,6 +121,8 @@ LAB = ("tests/multiproc/test_lab_modes.py", '"lab"')
 LAB_MODES = ("tests/multiproc/test_lab_modes.py", '"--sync"')
 LAB_OPTIONS = ("tests/unit/cli/test_outcome.py", '"--change", "60:1,0.4"')
 DEMO = ("tests/unit/lab/demo/test_demo_run.py", "run_demo(")
+RAY = ("tests/integrations/test_ray.py", '"examples/ray_train.py"')
+TRANSFORMERS = ("tests/integrations/trainer_uses.py", "transformers_trainer.main(")
 ONLINE = ("tests/multiproc/test_online.py", '"plan", "--online"')
 WITH = ("tests/unit/cli/commands/test_trace.py", '"--with"')
 ACCELERATE = ("tests/integrations/accelerate_states.py", "accelerate_loop")
@@ -138,6 +144,8 @@ ELSEWHERE = {
         "tests/multiproc/test_examples.py",
         '_run("ddp"',
     ),
+    "torchrun --nproc-per-node 2 examples/transformers_trainer.py --cpu": TRANSFORMERS,
+    "python examples/ray_train.py --workers 2": RAY,
     "torchrun --nproc-per-node 2 examples/accelerate_loop.py --cpu": ACCELERATE,
     "torchrun --nproc-per-node 2 examples/accelerate_loop.py --cpu --checkpoint saved": ACCELERATE,
     "torchrun --nproc-per-node 2 examples/lightning_fabric.py --accelerator cpu": FABRIC,

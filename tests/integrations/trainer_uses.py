@@ -374,3 +374,14 @@ def loaded(rank: int, folder: str) -> dict[str, Any]:
         },
         folder,
     )  # fmt: skip
+
+
+def example(rank: int, folder: str) -> list[dict[str, Any]]:
+    """Return the evaluations of two epochs of the example, with the same global batch."""
+    from examples import transformers_trainer
+
+    world = torch.distributed.get_world_size()
+    small = ["--cpu", "--epochs", "2", "--accumulate", "1", "--batch", str(128 // world)]
+    with launched(rank):
+        trainer = transformers_trainer.main(transformers_trainer.arguments().parse_args(small))
+    return [one for one in trainer.state.log_history if "eval_loss" in one]

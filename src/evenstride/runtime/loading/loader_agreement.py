@@ -274,7 +274,8 @@ def _check_number(asked: LoaderOptions, *, by_cost: bool) -> None:
     if asked.micro_batches is None:
         return
     check_whole("micro_batches", asked.micro_batches, least=1)
-    for name, given in (("max_micro_batch", asked.max_micro_batch), ("cost_fn", by_cost)):
+    most = asked.max_micro_batch
+    for name, given in ((f"max_micro_batch={most}", most), ("cost_fn", by_cost)):
         if given:
             raise ConfigError(
                 f"micro_batches={asked.micro_batches} sets the number of micro-batches, and {name} "
