@@ -146,10 +146,10 @@ def fitted(
     """Return what a run came to."""
     model, run = model or Regression(), trainer(strategy, **options)
     run.fit(model, loader() if train is None else train, val, ckpt_path=ckpt_path)
-    return told(run, model)
+    return outcome(run, model)
 
 
-def told(run: L.Trainer, model: Regression) -> dict[str, Any]:
+def outcome(run: L.Trainer, model: Regression) -> dict[str, Any]:
     return {
         "seen": model.seen,
         "evaluated": model.evaluated,
@@ -484,7 +484,6 @@ FACTS: dict[str, tuple[str, ...]] = {
     "dataloader_iter": ("dataloader_iter",),
     "scheduled accumulation": ("GradientAccumulationScheduler",),
     "LBFGS": ("LBFGS",),
-    "local-sgd": ("local-sgd", "EvenFabricStrategy"),
     "reload": ("reload_dataloaders_every_n_epochs", "accumulate_grad_batches=3"),
     "interval": ("val_check_interval=4", "accumulate_grad_batches=3"),
     "micro-batches by hand": ("max_micro_batch=2",),
@@ -514,7 +513,6 @@ def refusals(rank: int) -> dict[str, str]:
         "dataloader_iter": fit(Fetching()),
         "scheduled accumulation": fit(callbacks=[schedule]),
         "LBFGS": fit(Searching()),
-        "local-sgd": fit(even={"sync": "local-sgd(every=2)"}),
         "reload": fit(accumulate_grad_batches=3, reload_dataloaders_every_n_epochs=1),
         "interval": fit(accumulate_grad_batches=3, val_check_interval=4),
         "micro-batches by hand": fit(ByHand(), even={"max_micro_batch": 2}),
@@ -581,7 +579,7 @@ def options(rank: int, folder: str) -> dict[str, Any]:
             "a share of 0": run(policy="static:8,0"),
             "weights": run(weight_fn=samples_in),
             "costs": run(cost_fn=[1.0] * SAMPLES, max_micro_batch=None),
-            "searched": told(search, searched) | {"before": before},
+            "searched": outcome(search, searched) | {"before": before},
             "twice": {"steps": twice.global_step, "epochs": twice.current_epoch},
         }
 

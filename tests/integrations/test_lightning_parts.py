@@ -132,6 +132,7 @@ def test_a_loader_that_draws_in_its_own_way_is_refused(loader: DataLoader[int]) 
         ({"global_batch": "auto"}, "auto"),
         ({"max_micro_batch": 2.5}, "2.5"),
         ({"engine": "none"}, "engine"),
+        ({"sync": "local-sgd(every=2)"}, "local-sgd(every=2)"),
     ],
 )
 def test_an_invalid_setting_is_refused_when_the_strategy_is_made(

@@ -54,6 +54,13 @@ class StrategySettings:
             raise ConfigError(
                 f"{given[0]} cannot be set: the strategy creates the process group; leave it out"
             )
+        mode = options.get("sync") or os.environ.get("EVENSTRIDE_SYNC") or "bsp"
+        if str(mode) != "bsp":
+            raise ConfigError(
+                f'sync="{mode}" replaces the average of DistributedDataParallel, which this '
+                "strategy consists of; leave it out, or write the loop with plain torch and "
+                "Stride(sync=...)"
+            )
         names = (_names(Stride), _OF_LOADER, _OF_WATCH)
         parts = [{name: options[name] for name in some if name in options} for some in names]
         taken = set().union(*parts)

@@ -118,7 +118,7 @@ class EvenStrategy(DDPStrategy):  # type: ignore[misc]  # Lightning's types are 
     def setup_environment(self) -> None:
         trainer = self._trainer
         if trainer.state.fn == TrainerFn.FITTING:
-            check_trainer(trainer, self._settings)
+            check_trainer(trainer)
             self._stride = self._steps = self._restored = None
         if trainer.state.fn != TrainerFn.PREDICTING:
             # Lightning would replace the sampler. For predictions it does so without padding.
