@@ -12,6 +12,7 @@ pytest.importorskip("lightning", reason="lightning is not installed")
 
 from evenstride.testing import RankPool
 from tests.integrations import lightning_programs as programs
+from tests.integrations import lightning_refusals
 from tests.integrations.lightning_programs import BATCH, EPOCHS, EVALUATED, SAMPLES, alone
 from tests.messages import check_message
 from tests.multiproc.training import relative_error
@@ -130,8 +131,8 @@ def test_manual_optimization_steps_two_optimizers(ranks: RankPool) -> None:
 def test_what_unequal_batches_do_not_allow_is_refused_alike_on_every_rank(
     ranks: RankPool,
 ) -> None:
-    results = ranks.run(programs.refusals, 2, timeout_s=110.0)
+    results = ranks.run(lightning_refusals.refusals, 2, timeout_s=110.0)
 
     assert results[0] == results[1]
     for name, text in results[0].items():
-        check_message(text, *programs.FACTS[name])
+        check_message(text, *lightning_refusals.FACTS[name])
