@@ -17,8 +17,11 @@ _NEED = {
     ],
     "torchft": ["src/evenstride/integrations/torchft"],
     "lightning": [
-        "src/evenstride/integrations/lightning",
+        "src/evenstride/integrations/lightning.py",
+        "src/evenstride/integrations/lightning_parts",
+        "tests/integrations/fabric_programs.py",
         "tests/integrations/lightning_programs.py",
+        "tests/integrations/lightning_refusals.py",
     ],
 }
 collect_ignore = [path for name, paths in _NEED.items() if not find_spec(name) for path in paths]

@@ -68,7 +68,7 @@ class Loop:
         self.optimizer.step()
         self.optimizer.zero_grad()
 
-    def told(self) -> dict[str, Any]:
+    def outcome(self) -> dict[str, Any]:
         evaluated = [ids.tolist() for ids, _, _ in self.evaluation]
         stride = self.fabric.strategy.stride
         stride.close()
@@ -86,7 +86,7 @@ def plainly(loop: Loop, epochs: int = EPOCHS) -> dict[str, Any]:
         for batch in loop.loader:
             loop.backward(batch)
             loop.step()
-    return loop.told()
+    return loop.outcome()
 
 
 def accumulated(loop: Loop, parts: int) -> dict[str, Any]:
@@ -98,7 +98,7 @@ def accumulated(loop: Loop, parts: int) -> dict[str, Any]:
                 loop.backward(batch, parts)
             if last:
                 loop.step()
-    return loop.told()
+    return loop.outcome()
 
 
 def in_pieces(loop: Loop) -> dict[str, Any]:
@@ -110,7 +110,7 @@ def in_pieces(loop: Loop) -> dict[str, Any]:
                 loop.backward(batch)
             if stride.synced:
                 loop.step()
-    return loop.told()
+    return loop.outcome()
 
 
 def exact(rank: int, folder: str) -> dict[str, Any]:
@@ -131,7 +131,7 @@ def exact(rank: int, folder: str) -> dict[str, Any]:
                 loop.fabric.save(Path(folder, "saved"), loop.state)
                 loop.fabric.save(Path(folder, "weights"), {"model": loop.model})
                 break
-        return found | {"cut": loop.told(), "keys": list(torch.load(Path(folder, "weights")))}
+        return found | {"cut": loop.outcome(), "keys": list(torch.load(Path(folder, "weights")))}
 
 
 def resumed(rank: int, world_size: int, folder: str) -> dict[str, Any]:

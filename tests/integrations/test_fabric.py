@@ -34,29 +34,32 @@ def counted(runs: list[dict[str, Any]], name: str) -> Counter[int]:
 
 
 def test_unequal_shares_train_as_one_process_does(ranks: RankPool, tmp_path: Path) -> None:
-    told = ranks.run(programs.exact, 2, str(tmp_path), timeout_s=100.0)
+    results = ranks.run(programs.exact, 2, str(tmp_path), timeout_s=100.0)
 
-    check_run([of["plain"] for of in told], alone(2 * BATCH))
-    check_run([of["pieces"] for of in told], alone(6 * BATCH))
-    check_run([of["accumulated"] for of in told], alone(2 * BATCH, parts=2))
-    assert [len(of["plain"]["seen"][0]) for of in told] == [6, 2]
-    assert [[len(batch) for batch in of["pieces"]["seen"][:2]] for of in told] == [[4, 4], [3, 3]]
+    check_run([of["plain"] for of in results], alone(2 * BATCH))
+    check_run([of["pieces"] for of in results], alone(6 * BATCH))
+    check_run([of["accumulated"] for of in results], alone(2 * BATCH, parts=2))
+    assert [len(of["plain"]["seen"][0]) for of in results] == [6, 2]
+    assert [[len(batch) for batch in of["pieces"]["seen"][:2]] for of in results] == [
+        [4, 4],
+        [3, 3],
+    ]
 
     after = ranks.run(programs.resumed, 3, 3, str(tmp_path))
 
-    assert told[0]["keys"] == ["model"], "as the loop gave them"
+    assert results[0]["keys"] == ["model"], "as the loop gave them"
     for when in ("early", "late"):
         for run in after:
             assert (run[when]["epoch"], run[when]["step"]) == (0, 4)
             assert relative_error(run[when]["weights"], alone(2 * BATCH)["weights"]) <= FLOAT64
         rest = [of[when] for of in after]
-        seen = counted([of["cut"] for of in told], "seen") + counted(rest, "seen")
+        seen = counted([of["cut"] for of in results], "seen") + counted(rest, "seen")
         assert seen == Counter(dict.fromkeys(range(SAMPLES), EPOCHS))
 
 
 def test_what_unequal_batches_do_not_allow_in_fabric_is_refused_alike(ranks: RankPool) -> None:
-    told = ranks.run(programs.refusals, 2)
+    results = ranks.run(programs.refusals, 2)
 
-    assert told[0] == told[1]
-    for name, text in told[0].items():
+    assert results[0] == results[1]
+    for name, text in results[0].items():
         check_message(text, *programs.FACTS[name])

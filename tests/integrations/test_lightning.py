@@ -12,6 +12,7 @@ pytest.importorskip("lightning", reason="lightning is not installed")
 
 from evenstride.testing import RankPool
 from tests.integrations import lightning_programs as programs
+from tests.integrations import lightning_refusals
 from tests.integrations.lightning_programs import BATCH, EPOCHS, EVALUATED, SAMPLES, alone
 from tests.messages import check_message
 from tests.multiproc.training import relative_error
@@ -36,20 +37,20 @@ def check_run(runs: list[dict[str, Any]], expected: dict[str, Any]) -> None:
 
 
 def test_unequal_shares_train_as_one_process_does(ranks: RankPool) -> None:
-    told = ranks.run(programs.exact, 2, timeout_s=100.0)
+    results = ranks.run(programs.exact, 2, timeout_s=100.0)
 
-    check_run([of["pieces"] for of in told], alone(2 * BATCH))
-    check_run([of["whole"] for of in told], alone(2 * BATCH))
-    check_run([of["accumulated"] for of in told], alone(3 * 2 * BATCH))
+    check_run([of["pieces"] for of in results], alone(2 * BATCH))
+    check_run([of["whole"] for of in results], alone(2 * BATCH))
+    check_run([of["accumulated"] for of in results], alone(3 * 2 * BATCH))
     sizes = {
-        name: [[len(batch) for batch in of[name]["seen"]] for of in told]
+        name: [[len(batch) for batch in of[name]["seen"]] for of in results]
         for name in ("pieces", "whole", "accumulated")
     }
     assert [found[:2] for found in sizes["pieces"]] == [[3, 3], [2, 2]]
     assert [found[0] for found in sizes["whole"]] == [6, 2]
     assert sizes["accumulated"][0][:5] == [4, 4, 4, 3, 3]
     assert sizes["accumulated"][1][:2] == [3, 3]
-    for of in told:
+    for of in results:
         assert relative_error(of["wrong"], alone(2 * BATCH)["gradients"][0]) > 0.05
         assert of["restored"] == 3
         assert of["summary"] == "Summary"
@@ -84,8 +85,8 @@ def test_a_run_continues_within_an_epoch_on_another_number_of_processes(
 
 
 def test_features_of_the_trainer_work_with_unequal_batches(ranks: RankPool, tmp_path: Path) -> None:
-    told = ranks.run(programs.features, 2, str(tmp_path), timeout_s=110.0)
-    first, expected = told[0], alone(2 * BATCH)
+    results = ranks.run(programs.features, 2, str(tmp_path), timeout_s=110.0)
+    first, expected = results[0], alone(2 * BATCH)
 
     for name, of_one in {
         "clipped": alone(2 * BATCH, clip=0.05, cosine=True),
@@ -94,10 +95,10 @@ def test_features_of_the_trainer_work_with_unequal_batches(ranks: RankPool, tmp_
         "reloaded": expected,
         "in another order": alone(2 * BATCH, seed=5),
     }.items():
-        for of in told:
+        for of in results:
             assert relative_error(of[name]["weights"], of_one["weights"]) <= FLOAT64, name
             assert of[name]["steps"] == len(of_one["gradients"]), name
-    for of in told:
+    for of in results:
         assert (of["stopped"]["epochs"], of["ended"]["steps"]) == (2, 8)
         assert of["checked"]["validations"] == 4, "after each of two updates in two epochs"
         assert relative_error(of["rounded"]["weights"], expected["weights"]) < 1e-2
@@ -108,30 +109,30 @@ def test_features_of_the_trainer_work_with_unequal_batches(ranks: RankPool, tmp_
 
 
 def test_every_stage_sees_each_sample_once(ranks: RankPool, tmp_path: Path) -> None:
-    told = ranks.run(programs.stages, 2, str(tmp_path), timeout_s=100.0)
+    results = ranks.run(programs.stages, 2, str(tmp_path), timeout_s=100.0)
 
-    for of in told:
+    for of in results:
         for name in ("validated", "tested", "tested after training"):
             assert of[name] == pytest.approx(of["expected"], rel=1e-9), name
         assert of["weights only"] == "no position", "nothing to resume from"
-    predicted = sorted(index for of in told for index in of["predicted"])
+    predicted = sorted(index for of in results for index in of["predicted"])
     assert predicted == list(range(EVALUATED))
-    assert told[0]["best"] == told[1]["best"] != ""
+    assert results[0]["best"] == results[1]["best"] != ""
 
 
 def test_manual_optimization_steps_two_optimizers(ranks: RankPool) -> None:
-    told = ranks.run(programs.by_hand, 2)
+    results = ranks.run(programs.by_hand, 2)
 
-    for of in told:
+    for of in results:
         assert relative_error(of["weights"], of["alone"]) <= FLOAT64
-    assert [len(of["seen"][0]) for of in told] == [6, 2], "the share in one batch"
+    assert [len(of["seen"][0]) for of in results] == [6, 2], "the share in one batch"
 
 
 def test_what_unequal_batches_do_not_allow_is_refused_alike_on_every_rank(
     ranks: RankPool,
 ) -> None:
-    told = ranks.run(programs.refusals, 2, timeout_s=110.0)
+    results = ranks.run(lightning_refusals.refusals, 2, timeout_s=110.0)
 
-    assert told[0] == told[1]
-    for name, text in told[0].items():
-        check_message(text, *programs.FACTS[name])
+    assert results[0] == results[1]
+    for name, text in results[0].items():
+        check_message(text, *lightning_refusals.FACTS[name])

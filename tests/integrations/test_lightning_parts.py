@@ -17,9 +17,9 @@ from torch.utils.data import DataLoader, DistributedSampler, RandomSampler
 
 from evenstride.errors import ConfigError
 from evenstride.integrations.lightning import EvenFabricStrategy, EvenStrategy
-from evenstride.integrations.lightning.step_loader import StepLogs
-from evenstride.integrations.lightning.trainer_checks import check_device
-from evenstride.integrations.lightning.user_loaders import EvenBatches, GivenLoader
+from evenstride.integrations.lightning_parts.step_loader import StepLogs
+from evenstride.integrations.lightning_parts.trainer_checks import check_device
+from evenstride.integrations.lightning_parts.user_loaders import EvenBatches, GivenLoader
 from tests.messages import raises_message
 
 shares = st.lists(st.integers(0, 50), min_size=1, max_size=6).filter(any)
@@ -132,6 +132,7 @@ def test_a_loader_that_draws_in_its_own_way_is_refused(loader: DataLoader[int]) 
         ({"global_batch": "auto"}, "auto"),
         ({"max_micro_batch": 2.5}, "2.5"),
         ({"engine": "none"}, "engine"),
+        ({"sync": "local-sgd(every=2)"}, "local-sgd(every=2)"),
     ],
 )
 def test_an_invalid_setting_is_refused_when_the_strategy_is_made(

@@ -12,7 +12,6 @@ from typing import Any, Literal
 from torch.nn.parallel import DistributedDataParallel
 
 from evenstride.errors import ConfigError
-from evenstride.runtime.stride import Stride
 
 IN_CHECKPOINT = "evenstride"
 """Key of the position in the data in a checkpoint."""
@@ -36,9 +35,17 @@ class StrategySettings:
 
     @classmethod
     def of(
-        cls, base: type, global_batch: Any, max_micro_batch: Any, options: dict[str, Any]
+        cls,
+        known: tuple[Sequence[str], type],
+        global_batch: Any,
+        max_micro_batch: Any,
+        options: dict[str, Any],
     ) -> tuple[StrategySettings, dict[str, Any]]:
-        """Return the settings, and the options that are left for Lightning's strategy ``base``."""
+        """Return the settings, and the options that are left for Lightning.
+
+        ``known`` are the arguments of `Stride`, and the strategy that takes the rest.
+        """
+        of_stride, base = known
         if global_batch is not None and not isinstance(global_batch, int):
             raise ConfigError(
                 f"global_batch is {global_batch!r}, but Lightning counts the batches of an epoch "
@@ -54,18 +61,24 @@ class StrategySettings:
             raise ConfigError(
                 f"{given[0]} cannot be set: the strategy creates the process group; leave it out"
             )
-        names = (_names(Stride), _OF_LOADER, _OF_WATCH)
+        mode = options.get("sync") or os.environ.get("EVENSTRIDE_SYNC") or "bsp"
+        if str(mode) != "bsp":
+            raise ConfigError(
+                f'sync="{mode}" replaces the average of DistributedDataParallel, which this '
+                "strategy consists of; leave it out, or write the loop with plain torch and "
+                "Stride(sync=...)"
+            )
+        names = (tuple(of_stride), _OF_LOADER, _OF_WATCH)
         parts = [{name: options[name] for name in some if name in options} for some in names]
         taken = set().union(*parts)
         rest = {name: value for name, value in options.items() if name not in taken}
         _check_names(rest, [*_names(base), *_names(DistributedDataParallel)], sum(names, ()))
         return cls(global_batch, max_micro_batch, *parts), rest
 
-    def begin(self, global_batch: int) -> Stride:
-        """Return the `Stride` of this rank; collective."""
+    def of_stride(self) -> dict[str, Any]:
+        """Return the arguments of the `Stride`, apart from the global batch."""
         # Lightning's own sampler takes this seed, which `seed_everything` sets.
-        seed = int(os.environ.get("PL_GLOBAL_SEED", "0"))
-        return Stride(global_batch, **{"seed": seed, **self.stride})
+        return {"seed": int(os.environ.get("PL_GLOBAL_SEED", "0")), **self.stride}
 
 
 def _names(kind: type) -> tuple[str, ...]:

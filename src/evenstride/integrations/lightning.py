@@ -1,39 +1,50 @@
-"""A strategy for Lightning's Trainer.
+"""Strategies for Lightning's Trainer and for Fabric: unequal batches, exact gradients.
 
-It replaces the training loader, weights the loss between ``training_step`` and the backward pass,
-and keeps the position in the data in checkpoints. A share that is larger than the user's batch
-comes as several micro-batches. A Trainer counts batches and broadcasts from rank 0 with each, so it
-would hang if the ranks had different numbers of them. Therefore one batch of the Trainer is one
-step of the `Stride`: the Trainer fetches its first micro-batch, and the strategy runs the others
-inside the backward call, where no code of Lightning communicates.
+`EvenStrategy` replaces the training loader of a Trainer, weights the loss between ``training_step``
+and the backward pass, and keeps the position in the data in checkpoints. A share that is larger
+than the user's batch comes as several micro-batches. A Trainer counts batches and broadcasts from
+rank 0 with each, so it would hang if the ranks had different numbers of them. Therefore one batch
+of the Trainer is one step of the `Stride`: the Trainer fetches its first micro-batch, and the
+strategy runs the others inside the backward call, where no code of Lightning communicates.
+
+`EvenFabricStrategy` serves loops that run every batch themselves. See docs/how-to/lightning.md.
 """
 
 from __future__ import annotations
 
 import contextlib
+import inspect
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
+from lightning.fabric.strategies import DDPStrategy as FabricDDPStrategy
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.trainer import call
 from lightning.pytorch.trainer.states import TrainerFn
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from evenstride.errors import ConfigError, UsageError
-from evenstride.integrations.lightning.step_loader import MEANS, StepLoader, StepLogs, op_name
-from evenstride.integrations.lightning.strategy_settings import (
+from evenstride.integrations.lightning_parts.step_loader import (
+    MEANS,
+    StepLoader,
+    StepLogs,
+    op_name,
+)
+from evenstride.integrations.lightning_parts.step_sync import StepSync
+from evenstride.integrations.lightning_parts.strategy_settings import (
     IN_CHECKPOINT,
     TESTED,
     StrategySettings,
 )
-from evenstride.integrations.lightning.trainer_checks import (
+from evenstride.integrations.lightning_parts.trainer_checks import (
     check_device,
     check_optimizers,
     check_trainer,
     several_loaders,
 )
-from evenstride.integrations.lightning.user_loaders import (
+from evenstride.integrations.lightning_parts.user_loaders import (
     GivenLoader,
     evaluation_loader,
     map_style,
@@ -41,7 +52,10 @@ from evenstride.integrations.lightning.user_loaders import (
 from evenstride.integrations.versions import warn_if_untested
 from evenstride.runtime.stride import Stride
 
+__all__ = ["EvenFabricStrategy", "EvenStrategy"]
+
 logger = logging.getLogger("evenstride")
+_STRIDE = tuple(inspect.signature(Stride).parameters)
 
 
 class EvenStrategy(DDPStrategy):  # type: ignore[misc]  # Lightning's types are not read
@@ -95,7 +109,7 @@ class EvenStrategy(DDPStrategy):  # type: ignore[misc]  # Lightning's types are 
     ) -> None:
         warn_if_untested("lightning", *TESTED)
         self._settings, rest = StrategySettings.of(
-            DDPStrategy, global_batch, max_micro_batch, options
+            (_STRIDE, DDPStrategy), global_batch, max_micro_batch, options
         )
         super().__init__(**rest)
         self._stride: Stride | None = None
@@ -118,7 +132,7 @@ class EvenStrategy(DDPStrategy):  # type: ignore[misc]  # Lightning's types are 
     def setup_environment(self) -> None:
         trainer = self._trainer
         if trainer.state.fn == TrainerFn.FITTING:
-            check_trainer(trainer, self._settings)
+            check_trainer(trainer)
             self._stride = self._steps = self._restored = None
         if trainer.state.fn != TrainerFn.PREDICTING:
             # Lightning would replace the sampler. For predictions it does so without padding.
@@ -273,14 +287,16 @@ class EvenStrategy(DDPStrategy):  # type: ignore[misc]  # Lightning's types are 
         progress = trainer.fit_loop.epoch_loop.batch_progress.current
         self._steps = StepLoader(loader, given.dataset, lambda: progress.ready == 0)
         if not again:
-            self._steps.per_step = trainer.accumulate_grad_batches
+            self._steps.count(trainer.accumulate_grad_batches)
             stride.watch(self.model, **self._settings.watch)
         return self._steps
 
     def _begin(self, given: GivenLoader, accumulated: int) -> Stride:
         usual = given.batch_size * self.world_size * accumulated
         saved = None if self._restored is None else self._restored["global_batch"]
-        self._stride = self._settings.begin(self._settings.global_batch or saved or usual)
+        self._stride = Stride(
+            self._settings.global_batch or saved or usual, **self._settings.of_stride()
+        )
         if self._restored is not None:
             self._stride.load_state_dict(self._restored)
             if self._settings.global_batch is None and saved != usual and self.global_rank == 0:
@@ -325,7 +341,8 @@ class EvenStrategy(DDPStrategy):  # type: ignore[misc]  # Lightning's types are 
         trainer, steps = self._trainer, self._steps
         if steps is None or steps.per_step == 1:
             return
-        count, steps.per_step = steps.per_step, 1
+        count = steps.per_step
+        steps.count(1)
         loop = trainer.fit_loop
         loop.max_batches = -(-loop.max_batches // count)
         self._change(trainer, "accumulate_grad_batches", 1)
@@ -350,3 +367,135 @@ class EvenStrategy(DDPStrategy):  # type: ignore[misc]  # Lightning's types are 
             call._call_strategy_hook(trainer, "backward", self._loss, optimizer)
         finally:
             self._continuing = False
+
+
+class EvenFabricStrategy(FabricDDPStrategy):  # type: ignore[misc]
+    """Fabric's DDP, with a batch for each device by its speed, and exact gradients.
+
+    ``Fabric(strategy=EvenFabricStrategy())`` is all that changes. The first loader that
+    ``setup_dataloaders`` gets is for training, and is split by speed. The others are for
+    evaluation: each sample once over all ranks, without padding. ``fabric.backward`` weights the
+    loss.
+
+    If the state has an optimizer, ``fabric.save`` also stores the position in the data, and
+    ``fabric.load`` restores it.
+
+    Args:
+        global_batch: Samples per batch of the loop over all devices; ``None`` for the batch size of
+            the training loader times the devices. A loop that accumulates ``k`` batches takes ``k``
+            of them per optimizer step.
+        max_micro_batch: Most samples of a batch; ``None`` for the whole share. With a number, a
+            share comes as several batches, and the ranks have different numbers of them: the loop
+            must use ``fabric.strategy.stride.synced``, see the page on Lightning.
+        **options: Arguments of `Stride`, `Stride.loader` and `Stride.watch`, and options of
+            Fabric's ``DDPStrategy``; see `EvenStrategy`.
+
+    Raises:
+        ConfigError: An argument is invalid; or in ``setup_dataloaders``, on every rank: a loader
+            draws samples in a way of its own.
+    """
+
+    def __init__(
+        self,
+        global_batch: int | None = None,
+        *,
+        max_micro_batch: int | None = None,
+        **options: Any,
+    ) -> None:
+        warn_if_untested("lightning", *TESTED)
+        self._settings, rest = StrategySettings.of(
+            (_STRIDE, FabricDDPStrategy), global_batch, max_micro_batch, options
+        )
+        super().__init__(**rest)
+        self._most = max_micro_batch
+        self._stride: Stride | None = None
+        self._models: list[nn.Module] = []
+        self._restored: dict[str, Any] | None = None  # the position in a checkpoint
+        plain = self._backward_sync_control  # type: ignore[has-type]
+        self._backward_sync_control = StepSync(plain, self._pieces)
+
+    @property
+    def stride(self) -> Stride | None:
+        """The `Stride` of this rank; ``None`` before ``setup_dataloaders``."""
+        return self._stride
+
+    @property
+    def distributed_sampler_kwargs(self) -> None:
+        """Fabric replaces no sampler if this is ``None``."""
+
+    def setup_environment(self) -> None:
+        super().setup_environment()
+        check_device(self.root_device)
+
+    def setup_module(self, module: nn.Module) -> Any:
+        model = super().setup_module(module)
+        self._models.append(model)
+        if self._stride is not None:
+            self._stride.watch(model, **self._settings.watch)
+        return model
+
+    def process_dataloader(self, dataloader: Any) -> Any:
+        if self._stride is None:
+            return self._training_loader(GivenLoader.of(dataloader, "training"))
+        if not map_style(dataloader):
+            return dataloader
+        if GivenLoader.of(dataloader, "evaluation").shuffle:
+            raise ConfigError(
+                "a DataLoader with shuffle=True was set up after the first one, which is the "
+                "training loader; set up the training loader first, and give evaluation loaders "
+                "shuffle=False"
+            )
+        if self.world_size == 1:
+            return dataloader
+        return evaluation_loader(dataloader, self.global_rank, self.world_size, self._shares)
+
+    def backward(self, tensor: Tensor, module: Any = None, *args: Any, **kwargs: Any) -> None:
+        if self._stride is None:
+            raise UsageError(
+                "fabric.backward() was called, but no training loader was set up, so the loss "
+                "cannot be weighted; give the DataLoader to fabric.setup_dataloaders first"
+            )
+        super().backward(self._stride.scale(tensor), module, *args, **kwargs)
+
+    def save_checkpoint(self, path: Any, state: dict[str, Any], *args: Any, **kwargs: Any) -> None:
+        # A file without an optimizer is for its weights, and may be read key by key.
+        resumable = any(isinstance(value, Optimizer) for value in state.values())
+        if self._stride is not None and resumable:
+            state = {**state, IN_CHECKPOINT: self._stride.state_dict()}
+        super().save_checkpoint(path, state, *args, **kwargs)
+
+    def load_checkpoint(
+        self, path: Any, state: Any = None, *args: Any, **kwargs: Any
+    ) -> dict[str, Any]:
+        rest: dict[str, Any] = super().load_checkpoint(path, state, *args, **kwargs)
+        if state is not None and IN_CHECKPOINT in rest:
+            self._restored = rest.pop(IN_CHECKPOINT)
+            if self._stride is not None:
+                self._stride.load_state_dict(self._restored)
+        return rest
+
+    def _training_loader(self, given: GivenLoader) -> Any:
+        saved = None if self._restored is None else self._restored["global_batch"]
+        usual = given.batch_size * self.world_size
+        self._stride = Stride(
+            self._settings.global_batch or saved or usual, **self._settings.of_stride()
+        )
+        if self._restored is not None:
+            self._stride.load_state_dict(self._restored)
+        loader = self._stride.loader(
+            given.dataset,
+            shuffle=given.shuffle,
+            drop_last=given.drop_last,
+            max_micro_batch=self._most,
+            **self._settings.loader,
+            **given.options,
+        )
+        for model in self._models:
+            self._stride.watch(model, **self._settings.watch)
+        return loader
+
+    def _shares(self) -> Sequence[int]:
+        return () if self._stride is None else self._stride.shares
+
+    def _pieces(self) -> Stride | None:
+        return self._stride if self._most is not None else None

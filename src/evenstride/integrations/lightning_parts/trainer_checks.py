@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +10,6 @@ from lightning.pytorch.callbacks import GradientAccumulationScheduler, Stochasti
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 
 from evenstride.errors import ConfigError
-from evenstride.integrations.lightning.strategy_settings import StrategySettings
 
 
 def several_loaders() -> ConfigError:
@@ -40,19 +38,13 @@ def check_optimizers(optimizers: Sequence[Any]) -> None:
             )
 
 
-def check_trainer(trainer: Any, settings: StrategySettings) -> None:
+def check_trainer(trainer: Any) -> None:
     """Raise `ConfigError` for options of a Trainer that do not go with unequal batches."""
     module, count = trainer.lightning_module, trainer.accumulate_grad_batches
     if is_param_in_hook_signature(module.training_step, "dataloader_iter", explicit=True):
         raise ConfigError(
             "training_step(dataloader_iter) fetches batches itself, so the strategy does not know "
             "which loss belongs to which batch; use training_step(batch, batch_idx)"
-        )
-    mode = settings.stride.get("sync") or os.environ.get("EVENSTRIDE_SYNC") or "bsp"
-    if str(mode) != "bsp":
-        raise ConfigError(
-            f'sync="{mode}" exchanges at the optimizer\'s step, to which a Trainer gives a closure '
-            "that runs the backward pass; use Fabric with EvenFabricStrategy"
         )
     for callback in trainer.callbacks:
         if isinstance(callback, GradientAccumulationScheduler | StochasticWeightAveraging):

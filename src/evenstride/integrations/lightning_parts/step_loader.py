@@ -34,6 +34,10 @@ class StepLoader:
         self._steps = self._first_of_each()
         return self._steps
 
+    def count(self, batches: int) -> None:
+        """Let the Trainer count so many batches for a step."""
+        self.per_step = batches
+
     def another(self) -> Any:
         """Return the next micro-batch of the current step."""
         return next(self._batches)
