@@ -16,12 +16,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evenstride.core.sampling.draw import Draw
+from evenstride.core.sampling.partition import UNKNOWN_LENGTH
 from evenstride.runtime.coordination.draw_barrier import DrawBarrier
 from evenstride.runtime.loading.micro_batch_limits import MicroBatchLimits
 from evenstride.runtime.loading.position import CommittedPosition, EpochOrder
 from evenstride.runtime.loading.sampler import StepSampler
 from evenstride.runtime.loading.seeding import Keys
-from evenstride.runtime.loading.streams import UNKNOWN_LENGTH, Stream, StreamReader
+from evenstride.runtime.loading.streams import Stream, StreamReader
 from tests.property.test_exactly_once import BATCH, Job, Rank, actions
 
 

@@ -20,6 +20,9 @@ from evenstride.core.arrays import FloatArray, IntArray, Shares
 from evenstride.core.fleet import as_shares
 from evenstride.core.sampling.permutation import Permutation
 
+UNKNOWN_LENGTH = 2**48
+"""Samples of an epoch whose length is not known: more than any training reads."""
+
 
 @dataclass(frozen=True, slots=True)
 class EpochCursor:

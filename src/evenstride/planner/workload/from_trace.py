@@ -25,6 +25,7 @@ from pydantic import ValidationError
 from evenstride.core.convergence.regression import t975
 from evenstride.core.fleet import FloatArray, Shares
 from evenstride.core.gradients.noise_scale import Z95, NoiseEstimate
+from evenstride.core.sampling.partition import UNKNOWN_LENGTH
 from evenstride.core.time_model.observation import Measurements, Observation, communication_s
 from evenstride.errors import ConfigError, TraceError
 from evenstride.planner.workload.step_time import lateness as of_normal
@@ -427,6 +428,11 @@ def profile_of_run(trace: Path, types: Sequence[str]) -> WorkloadProfile:
 
 def _profile(log: RunLog, lives: Sequence[ProcessRecord], types: Sequence[str]) -> WorkloadProfile:
     known, others = lives[-1].facts, overheads_of(lives)
+    if known.samples >= UNKNOWN_LENGTH:
+        raise TraceError(
+            f"{log.path} is of data without a known length, so a plan cannot count its epochs; "
+            "record a run with evenstride.Stream(source, length=...), or with a data set"
+        )
     return WorkloadProfile(
         evenstride=known.evenstride,
         torch=known.torch,

@@ -32,7 +32,7 @@ from torch import Tensor
 from torch.utils.data import Subset
 
 from evenstride.core.sampling.draw import ShardAssignment
-from evenstride.core.sampling.partition import EpochCursor
+from evenstride.core.sampling.partition import UNKNOWN_LENGTH, EpochCursor
 from evenstride.core.sync_modes.mode_specs import LocalSgd, SyncMode
 from evenstride.errors import ConfigError, RanksDisagree
 from evenstride.runtime.coordination.agreement import Plain, listed, require_equal
@@ -40,7 +40,7 @@ from evenstride.runtime.loading.loader_options import LoaderOptions, dataset_len
 from evenstride.runtime.loading.position import EpochOrder
 from evenstride.runtime.loading.seeding import SeededDataset, item_seeds
 from evenstride.runtime.loading.shards import ShardReader, digest, indexed, lengths_of
-from evenstride.runtime.loading.streams import UNKNOWN_LENGTH, first_samples, window_kind
+from evenstride.runtime.loading.streams import first_samples, window_kind
 from evenstride.runtime.synchronisation.synchroniser import refuse_weights
 from evenstride.runtime.usage_errors import check_whole
 

@@ -15,12 +15,12 @@ from typing import Any
 
 from evenstride.core.fleet import Shares
 from evenstride.core.sampling.draw import ShardAssignment
-from evenstride.core.sampling.partition import EpochCursor
+from evenstride.core.sampling.partition import UNKNOWN_LENGTH, EpochCursor
 from evenstride.errors import ConfigError
 from evenstride.runtime.coordination.draw_barrier import BatchChange, Position
 from evenstride.runtime.loading.micro_batch_limits import MicroBatchLimits
 from evenstride.runtime.loading.shards import digest
-from evenstride.runtime.loading.streams import UNKNOWN_LENGTH, WINDOWS
+from evenstride.runtime.loading.streams import WINDOWS
 from evenstride.runtime.noise.noise_meter import NoiseMeter
 from evenstride.runtime.timing.device_timer import RankClock
 
@@ -46,6 +46,10 @@ class EpochOrder:
     def fingerprint(self) -> str:
         """What a saved position depends on, besides the length; empty for an indexed data set."""
         return self.windows or digest(self.shards)
+
+    def dropped(self, batch: int) -> int:
+        """Return how many samples ``drop_last`` leaves out of every epoch, as far as is known."""
+        return self.length % batch if self.drop_last and not self.unlimited else 0
 
     def dealing(self, epoch: int) -> ShardAssignment | None:
         """Return how an epoch of shards begins; ``None`` for other data."""

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset, IterableDataset
 
+from evenstride.core.sampling.partition import UNKNOWN_LENGTH
 from evenstride.errors import ConfigError
 from evenstride.runtime.loading.seeding import (
     WindowKey,
@@ -29,9 +30,6 @@ from evenstride.runtime.loading.seeding import (
 )
 from evenstride.runtime.loading.whole_reading import whole_stream
 from evenstride.runtime.usage_errors import check_whole, whole
-
-# Samples of a data set without a known length: more than any training reads.
-UNKNOWN_LENGTH = 2**48
 
 WINDOWS = ("stream", "function")
 """Kinds of data that are read by windows."""

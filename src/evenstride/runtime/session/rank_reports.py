@@ -73,7 +73,7 @@ class RankReports:
             global_batch=progress.global_batch,
             policy=self._settings.policy,
             not_measured=self._opening.not_measured,
-            samples_dropped=order.length - progress.cursor.end if order is not None else 0,
+            samples_dropped=0 if order is None else order.dropped(progress.global_batch),
             overhead_s=self._own_s() / max(progress.step, 1),
             by_epoch=order is not None and order.by_epoch,
             shards=0 if order is None else len(order.shards),

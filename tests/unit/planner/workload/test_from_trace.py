@@ -257,6 +257,7 @@ def _changed(path: Path, kind: str, **changes: Any) -> Path:
         ("workload", {"samples": ...}, ("'workload'",)),
         ("workload", {"parameters": 0}, ()),
         ("workload", {"samples": 0}, ()),
+        ("workload", {"samples": 2**48}, ("length",)),
         ("event", {"event": 3}, ("'event'",)),
         ("instructions", {"instructions": [3]}, ()),
     ],
