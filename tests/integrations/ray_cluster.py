@@ -158,5 +158,5 @@ def unequal(folder: Path) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    told = {"lasting": lasting, "unequal": unequal}[sys.argv[2]](Path(sys.argv[1]))
-    Path(sys.argv[1], "told.json").write_text(json.dumps(told))
+    result = {"lasting": lasting, "unequal": unequal}[sys.argv[2]](Path(sys.argv[1]))
+    Path(sys.argv[1], "result.json").write_text(json.dumps(result))

@@ -117,12 +117,12 @@ def refusals(rank: int) -> dict[str, str]:
         ),
         "a stream": DataLoader(Stream(), batch_size=PER_WORKER),
     }
-    told = {name: refusal(partial(prepare, one, net())) for name, one in loaders.items()}
-    told["FSDP1"] = refusal(lambda: prepare(data_loader(), net(), parallel_strategy="fsdp"))
-    told["every step but none"] = refusal(saving_never)
-    told["epochs from the start"] = refusal(epochs_from_the_start)
-    told["Ray's loader"] = refusal(prepared_by_ray)
-    return told
+    texts = {name: refusal(partial(prepare, one, net())) for name, one in loaders.items()}
+    texts["FSDP1"] = refusal(lambda: prepare(data_loader(), net(), parallel_strategy="fsdp"))
+    texts["every step but none"] = refusal(saving_never)
+    texts["epochs from the start"] = refusal(epochs_from_the_start)
+    texts["Ray's loader"] = refusal(prepared_by_ray)
+    return texts
 
 
 class OwnBatches(BatchSampler):

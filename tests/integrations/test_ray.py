@@ -162,7 +162,7 @@ def lasting(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], P
     """Return what came of the runs on a cluster, and their folder."""
     folder = tmp_path_factory.mktemp("lasting")
     run("tests.integrations.ray_cluster", str(folder), "lasting", deadline_s=CLUSTER_S)
-    return json.loads((folder / "told.json").read_text()), folder
+    return json.loads((folder / "result.json").read_text()), folder
 
 
 def committed(folder: Path) -> list[dict[str, Any]]:
@@ -183,11 +183,11 @@ def test_a_run_goes_on_without_a_killed_raylet_and_with_a_new_one(
     lasting: tuple[dict[str, Any], Path], alone: dict[str, Any]
 ) -> None:
     """It is cut, resumed, loses a node in mid-epoch, gains one, and ends as one process does."""
-    told, folder = lasting
-    assert told["cut"]["returned"]["step"] == CUT_AFTER
-    assert told["rest"]["returned"]["workers"] == 2
-    assert told["rest"]["returned"]["step"] == STEPS
-    assert relative_error(told["rest"]["returned"]["weights"], alone["weights"]) < 1e-12
+    result, folder = lasting
+    assert result["cut"]["returned"]["step"] == CUT_AFTER
+    assert result["rest"]["returned"]["workers"] == 2
+    assert result["rest"]["returned"]["step"] == STEPS
+    assert relative_error(result["rest"]["returned"]["weights"], alone["weights"]) < 1e-12
     steps = committed(folder)
     assert {one["step"] for one in steps} == set(range(1, STEPS + 1))
     for epoch in range(EPOCHS):
@@ -199,8 +199,8 @@ def test_a_run_goes_on_without_a_killed_raylet_and_with_a_new_one(
 
 @pytest.mark.timeout(CLUSTER_S + 60)
 def test_checkpoints_lie_in_the_storage_of_ray(lasting: tuple[dict[str, Any], Path]) -> None:
-    told, folder = lasting
-    assert told["rest"]["saved"] == ["evenstride.json", "model.pt", "training.pt"]
+    result, folder = lasting
+    assert result["rest"]["saved"] == ["evenstride.json", "model.pt", "training.pt"]
     kept = list((folder / "storage" / "churn").glob("checkpoint_2*"))
     assert len(kept) == 2  # by CheckpointConfig(num_to_keep=2)
     import torch
@@ -213,8 +213,8 @@ def test_checkpoints_lie_in_the_storage_of_ray(lasting: tuple[dict[str, Any], Pa
 def test_an_announced_preemption_is_saved_before_the_next_save_is_due(
     lasting: tuple[dict[str, Any], Path],
 ) -> None:
-    told, _ = lasting
-    notice = told["notice"]
+    result, _ = lasting
+    notice = result["notice"]
     assert notice["metrics"]["step"] == notice["returned"]["step"] > LOSE_AFTER
     assert notice["saved"]
 
@@ -232,8 +232,8 @@ def test_a_trace_ends_although_ray_kills_the_workers(
 @pytest.mark.timeout(CLUSTER_S + 60)
 def test_nodes_of_unequal_speed_get_unequal_shares(tmp_path: Path) -> None:
     run("tests.integrations.ray_cluster", str(tmp_path), "unequal", deadline_s=CLUSTER_S)
-    told = json.loads((tmp_path / "told.json").read_text())
-    first = told["speeds"][told["returned"]["address"]]  # of rank 0's node
-    shares = told["returned"]["shares"]
-    fast, slow = shares if first == max(told["speeds"].values()) else reversed(shares)
+    result = json.loads((tmp_path / "result.json").read_text())
+    first = result["speeds"][result["returned"]["address"]]  # of rank 0's node
+    shares = result["returned"]["shares"]
+    fast, slow = shares if first == max(result["speeds"].values()) else reversed(shares)
     assert fast > 1.3 * slow
