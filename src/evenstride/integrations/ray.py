@@ -380,8 +380,8 @@ def _refuse_loader(loader: Any) -> None:
     if not isinstance(loader, DataLoader):
         raise ConfigError(
             f"the loader is of type {type(loader).__name__}; it must be torch's DataLoader. A "
-            "shard of Ray Data gives all workers equally many rows in an order of its own; read the "
-            "rows in a data set with __getitem__ and __len__, or use "
+            "shard of Ray Data gives all workers equally many rows in an order of its own; read "
+            "the rows in a data set with __getitem__ and __len__, or use "
             "evenstride.Shards"
         )
     if loader.batch_size is None or type(loader.batch_sampler) is not BatchSampler:
