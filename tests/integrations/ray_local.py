@@ -48,7 +48,7 @@ from tests.multiproc.training import flat, net, rows, weights
 SHARES = (3, 7)
 
 
-class Stream(IterableDataset[Any]):
+class Samples(IterableDataset[Any]):
     """Samples in an order of their own."""
 
     def __iter__(self) -> Any:
@@ -93,6 +93,20 @@ def sharded(rank: int) -> list[float]:
     return [float(number) for number in torch.cat(whole)]
 
 
+def streamed(rank: int) -> list[int]:
+    """Return the samples of a stream that this rank trains in an epoch."""
+    stream = DataLoader(Samples(), batch_size=PER_WORKER)
+    stride, loader, model = prepare(stream, net(), policy="static:3,7")
+    optimizer, trained_ids = optimizer_of(model), []
+    for ids, x, y in loader:
+        stride.scale(F.mse_loss(model(x), y)).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        optimizer.zero_grad()
+        trained_ids += ids.tolist()
+    stride.close()
+    return trained_ids
+
+
 def uneven(rank: int) -> list[float]:
     """Return the gradient of the first step if a script gives unequal batches to plain DDP."""
     model = ray.train.torch.prepare_model(net())
@@ -115,7 +129,6 @@ def refusals(rank: int) -> dict[str, str]:
         "replacement": DataLoader(
             data, batch_size=PER_WORKER, sampler=RandomSampler(data, replacement=True)
         ),
-        "a stream": DataLoader(Stream(), batch_size=PER_WORKER),
     }
     texts = {name: refusal(partial(prepare, one, net())) for name, one in loaders.items()}
     texts["FSDP1"] = refusal(lambda: prepare(data_loader(), net(), parallel_strategy="fsdp"))
@@ -180,6 +193,7 @@ def train(config: dict[str, Any]) -> None:
         came: dict[str, Any] = {
             "exact": exact(rank),
             "sharded": sharded(rank),
+            "streamed": streamed(rank),
             "uneven": uneven(rank),
             "refusals": refusals(rank),
         }

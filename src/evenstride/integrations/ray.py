@@ -37,6 +37,7 @@ from torch.utils.data import (
     BatchSampler,
     DataLoader,
     DistributedSampler,
+    IterableDataset,
     RandomSampler,
     SequentialSampler,
 )
@@ -51,7 +52,6 @@ from evenstride.runtime.checkpoint.restore.saved_state import (
 )
 from evenstride.runtime.checkpoint.run_binding import RunBinding
 from evenstride.runtime.environment import read_environment
-from evenstride.runtime.loading.loader_options import dataset_length
 from evenstride.runtime.run_start import refuse_everywhere
 from evenstride.runtime.stride import Stride
 
@@ -95,8 +95,9 @@ def prepare(
     of evenstride, in which each sample occurs once per epoch.
 
     Args:
-        loader: The script's `DataLoader` over a map-style data set, with its ``batch_size`` per
-            worker. Shuffling, ``drop_last`` and options such as ``num_workers`` are kept.
+        loader: The script's `DataLoader`, with its ``batch_size`` per worker. Shuffling,
+            ``drop_last`` and options such as ``num_workers`` are kept. An `IterableDataset` is read
+            as a `Stream`, so it must not be split by worker.
         model: A module, or one that is already wrapped in DDP or sharded by ``fully_shard``.
         global_batch: Samples per step over all workers. ``None`` uses that of the checkpoint from
             which Ray resumes, else ``EVENSTRIDE_GLOBAL_BATCH``, else ``batch_size`` times the
@@ -378,17 +379,18 @@ def _workers() -> int:
 def _refuse_loader(loader: Any) -> None:
     if not isinstance(loader, DataLoader):
         raise ConfigError(
-            f"the loader is of type {type(loader).__name__}; it must be torch's DataLoader over a "
-            "map-style data set. A shard of Ray Data gives all workers equally many rows in an "
-            "order of its own; read the rows in a data set with __getitem__ and __len__, or use "
+            f"the loader is of type {type(loader).__name__}; it must be torch's DataLoader. A "
+            "shard of Ray Data gives all workers equally many rows in an order of its own; read "
+            "the rows in a data set with __getitem__ and __len__, or use "
             "evenstride.Shards"
         )
-    dataset_length(loader.dataset)  # refuses streams
     if loader.batch_size is None or type(loader.batch_sampler) is not BatchSampler:
         raise ConfigError(
             "the DataLoader has a batch_sampler of its own (or no batch_size), but evenstride "
             "draws the batches; give it batch_size= and shuffle= instead"
         )
+    if isinstance(loader.dataset, IterableDataset):  # has no sampler; read as a `Stream`
+        return
     sampler = loader.sampler
     known = type(sampler) in (SequentialSampler, RandomSampler, DistributedSampler)
     if not known or getattr(sampler, "replacement", False):
@@ -410,6 +412,8 @@ def _refuse_strategy(strategy: object) -> None:
 
 def _shuffles(loader: DataLoader[Any]) -> bool:
     sampler: Any = loader.sampler
+    if isinstance(loader.dataset, IterableDataset):
+        return False
     return bool(getattr(sampler, "shuffle", not isinstance(sampler, SequentialSampler)))
 
 
