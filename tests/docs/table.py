@@ -254,10 +254,6 @@ SNIPPETS_ELSEWHERE = {
         "tests/integrations/accelerate_programs.py",
         "global_batch",
     ),
-    "lightning: class Data(L.LightningDataModule):": (
-        "tests/integrations/lightning_programs.py",
-        "LightningDataModule",
-    ),
     "transformers: from evenstride.integrations.transformers import EvenTrainerMixin": (
         "tests/integrations/trainer_uses.py",
         "class EvenSFT(EvenTrainerMixin",
