@@ -230,6 +230,7 @@ def refused(rank: int, folder: str) -> dict[str, str]:
         for name, change in CHANGED.items():
             found[name] = refusal(lambda: begun(change=change))  # noqa: B023
         found["batch"] = refusal(lambda: begun(global_batch="auto"))
+        found["mode"] = refusal(lambda: begun(sync="delayed"))
         found["stream"] = refusal(
             lambda: begun(train=True, train_dataset=Streamed(), args={"max_steps": 3})
         )

@@ -88,7 +88,7 @@ class EvenTrainerMixin(EvenEvaluation):
         self._stride_options = {name: options.pop(name) for name in _OURS & options.keys()}
         super().__init__(*args, **options)
         warn_if_untested("transformers", "5.24", "5.24")
-        refuse(self, global_batch)
+        refuse(self, global_batch, self._stride_options.get("sync"))
         self._global_batch, self._position = global_batch, dict[str, Any]()
         self._loss_count = None if weight_fn is None else LossCount("weight_fn", weight_fn)
         self.callback_handler.add_callback(_Watch(self))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,13 +11,13 @@ from evenstride.errors import ConfigError
 _DDP = "use DistributedDataParallel, which the Trainer uses when torchrun starts it, or FSDP2"
 
 
-def refuse(trainer: Any, global_batch: object) -> None:
+def refuse(trainer: Any, global_batch: object, sync: object) -> None:
     """Raise `ConfigError` for a setting that is not supported, alike on every rank."""
-    for what, instead in _unsupported(trainer, global_batch):
+    for what, instead in _unsupported(trainer, global_batch, sync):
         raise ConfigError(f"EvenTrainer does not support {what}; {instead}")
 
 
-def _unsupported(trainer: Any, global_batch: object) -> Iterator[tuple[str, str]]:
+def _unsupported(trainer: Any, global_batch: object, sync: object) -> Iterator[tuple[str, str]]:
     """Yield what is not supported, and what to do instead."""
     yield from _engines(trainer)
     yield from _arguments(trainer.args)
@@ -24,6 +25,12 @@ def _unsupported(trainer: Any, global_batch: object) -> Iterator[tuple[str, str]
         yield (
             'global_batch="auto", because a Trainer counts its updates before training',
             "give a number",
+        )
+    sync = sync or os.environ.get("EVENSTRIDE_SYNC") or "bsp"
+    if str(sync) != "bsp":
+        yield (
+            f'sync="{sync}", because a Trainer clips and saves what one rank has',
+            "leave it out, or write a loop of your own",
         )
 
 
