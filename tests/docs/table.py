@@ -263,15 +263,28 @@ SNIPPETS_ELSEWHERE = {
         "tests/integrations/trainer_cases.py",
         "weight_fn",
     ),
+    "data-set: loader = stride.loader(": ("tests/multiproc/sequences.py", "bucketed"),
+    "iterations: batches = iter(stride.loader(get_batch, max_micro_batch=12))": (
+        "tests/multiproc/windowed.py",
+        "max_micro_batch",
+    ),
+    "ray: TorchTrainer(": ("tests/integrations/ray_cluster.py", "TorchTrainer("),
+    'streaming-data: data = load_dataset("json", data_files=files, split="train", '
+    "streaming=True).shuffle(seed=3)": ("tests/integrations/digit_streams.py", "streaming=True"),
+    "streaming-data: loader = stride.loader(evenstride.Stream(data, transform=tokenize), "
+    "num_workers=4)": ("tests/integrations/digit_streams.py", "Stream("),
+    "streaming-data: from evenstride.integrations.streaming_data import webdataset_shards": (
+        "tests/integrations/digit_streams.py",
+        "webdataset_shards",
+    ),
+    "streaming-data: def read(epoch, skip):": ("tests/integrations/digit_streams.py", "detshuffle"),
 }
 SNIPPETS_NOT_RUN = {
+    'two-gpus: torch.distributed.init_process_group("gloo")              # serves both kinds': (
+        "reads LOCAL_RANK, which a launcher sets"
+    ),
     "catalogue: from datetime import date#2": "asks for prices over the network",
     'two-gpus: local_rank = int(os.environ["LOCAL_RANK"])': "needs two GPUs",
 }
 # Snippets that a rank of these tests cannot run word for word: what is replaced by what.
-SNIPPETS_CHANGED = {
-    'two-gpus: torch.distributed.init_process_group("gloo")              # serves both kinds': (
-        'torch.distributed.init_process_group("gloo")',
-        "pass",
-    ),
-}
+SNIPPETS_CHANGED: dict[str, tuple[str, str]] = {}
