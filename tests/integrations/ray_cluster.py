@@ -81,7 +81,7 @@ def _lose_or_gain(folder: Path, here: dict[str, Any], step: int) -> None:
 
 def _announce_preemption() -> None:
     """Announce that this worker's node will be preempted, as an autoscaler does."""
-    from ray._raylet import GcsClient
+    from ray._raylet import GcsClient  # type: ignore[attr-defined,unused-ignore]
     from ray.core.generated import autoscaler_pb2
 
     client = GcsClient(address=ray.get_runtime_context().gcs_address)
