@@ -225,11 +225,15 @@ class EvenStrategy(DDPStrategy):  # type: ignore[misc]  # Lightning's types are 
 
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
         op = op_name(reduce_op)
-        if isinstance(tensor, Tensor) and self._in_step and self._stride is not None:
-            reduce = super().reduce
-            last = self._stride.synced
-            over_ranks = (lambda value, name: reduce(value, group, name)) if last else None
-            return self._logs.reduced(tensor, op, self._stride.samples, over_ranks)
+        stride, reduce = self._stride, super().reduce
+        if isinstance(tensor, Tensor) and self._in_step and stride is not None:
+
+            def over_ranks(value: Tensor, name: str) -> Any:
+                with stride.waiting():  # otherwise a fast rank's wait would look like work
+                    return reduce(value, group, name)
+
+            last = over_ranks if stride.synced else None
+            return self._logs.reduced(tensor, op, stride.samples, last)
         if isinstance(tensor, Tensor) and op in MEANS and not tensor.is_floating_point():
             tensor = tensor.double()  # Lightning would round the mean of unequal batch sizes
         return super().reduce(tensor, group, reduce_op)
