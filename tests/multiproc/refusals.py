@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -18,17 +18,9 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import IterableDataset
 
 import evenstride
 from tests.multiproc.training import net, rows
-
-
-class Stream(IterableDataset[Any]):
-    """A data set that can only be iterated."""
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter([1, 2, 3])
 
 
 class Endless(torch.utils.data.Dataset[Any]):
@@ -61,7 +53,6 @@ def loaders(rank: int, name: str) -> tuple[str, str]:
     stride = evenstride.Stride(global_batch=8)
     requests: dict[str, Callable[[], object]] = {
         "another length": lambda: stride.loader(rows(20 + rank)),
-        "a stream": lambda: stride.loader(Stream()),
         "no length": lambda: stride.loader(Endless()),
         "empty on one rank": lambda: stride.loader(rows(20 * rank)),
         "batch_size": lambda: stride.loader(rows(20), batch_size=4),  # type: ignore[call-arg]

@@ -92,7 +92,6 @@ def _other_version(rank: int) -> tuple[str, str]:
 
 LOADERS = {
     "another length": ("RanksDisagree", ("20", "rank 0")),
-    "a stream": ("ConfigError", ()),
     "no length": ("ConfigError", ()),
     "empty on one rank": ("ConfigError", ()),
     "batch_size": ("ConfigError", ("batch_size",)),

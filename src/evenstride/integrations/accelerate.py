@@ -97,8 +97,7 @@ class EvenAccelerator(Accelerator):  # type: ignore[misc]
         ...     optimizer.step(); optimizer.zero_grad()
         >>> accelerator.stride.epoch
         1
-        >>> accelerator.free_memory()
-        ()
+        >>> _ = accelerator.free_memory()
     """
 
     def __init__(
