@@ -62,7 +62,7 @@ def main(args: argparse.Namespace) -> EvenTrainer:
     trainer = EvenTrainer(  # 2
         model=small_model(),
         args=TrainingArguments(
-            output_dir=str(args.checkpoint),
+            output_dir=str(args.checkpoint or "runs/transformers"),
             num_train_epochs=args.epochs,
             per_device_train_batch_size=args.batch,
             gradient_accumulation_steps=args.accumulate,

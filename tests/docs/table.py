@@ -83,6 +83,10 @@ SMALLER = {
         "30",
         "30 --force",
     ),
+    'evenstride plan t4.json a10g.json --epochs 90 --script "train.py" --kuberay rayjob.yaml': (
+        "a10g.json",
+        "profile.json --force",
+    ),
     'evenstride plan t4.json a10g.json --epochs 90 --budget 40 --sky sky --script "train.py"': (
         "a10g.json",
         "profile.json --force",
@@ -214,6 +218,9 @@ NOT_RUN = {
     "kill -TERM $node": NODES,
     "pip install 'evenstride[plan]'": NETWORK,
     "pip install torchft": NETWORK,
+    "pip install 'evenstride[accelerate,demo]'": NETWORK,
+    "pip install 'evenstride[lightning,demo]'": NETWORK,
+    "evenstride lab --speeds 1,0.5,0.25 -- examples/ray_train.py": "needs Ray and three workers",
     "torchft_lighthouse --min_replicas 2 --join_timeout_ms 10000 --heartbeat_timeout_ms 2000": (
         LIGHTHOUSE
     ),

@@ -273,11 +273,12 @@ def test_options_of_the_loader_are_kept(ranks: RankPool, tmp_path: Path) -> None
 
 @pytest.mark.slow
 @pytest.mark.timeout(420)
-def test_the_example_comes_to_the_same_on_two_ranks(ranks: RankPool, tmp_path: Path) -> None:
+def test_the_example_learns_alike_on_two_ranks(ranks: RankPool, tmp_path: Path) -> None:
     alone = ranks.run(trainer_uses.example, 1, str(tmp_path), timeout_s=200)[0]
     found = ranks.run(trainer_uses.example, 2, str(tmp_path), timeout_s=200)[0]
 
     assert len(alone) == 2
     assert alone[1]["eval_loss"] < alone[0]["eval_loss"]
     for one, of_both in zip(alone, found, strict=True):
-        assert of_both["eval_loss"] == pytest.approx(one["eval_loss"], rel=1e-3)
+        # BERT's dropout masks depend on the rank.
+        assert of_both["eval_loss"] == pytest.approx(one["eval_loss"], rel=2e-2)
