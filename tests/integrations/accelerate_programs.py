@@ -327,7 +327,7 @@ def left_early() -> dict[str, Any]:
     script = Script()
     passes = []
     for _ in range(2):
-        next(iter(script.loader))  # looked at, not trained
+        next(iter(script.loader))  # not trained
         for batch in script.loader:
             script.on(batch, 1)
             break

@@ -126,6 +126,9 @@ def refusals(rank: int) -> dict[str, str]:
         "a batch sampler": DataLoader(data, batch_sampler=OwnBatches(range(SAMPLES), 4, True)),
         "no batches": DataLoader(data, batch_size=None),
         "a sampler": DataLoader(data, batch_size=PER_WORKER, sampler=weighted),
+        "a part": DataLoader(
+            data, batch_size=PER_WORKER, sampler=RandomSampler(data, num_samples=SAMPLES // 2)
+        ),
         "replacement": DataLoader(
             data, batch_size=PER_WORKER, sampler=RandomSampler(data, replacement=True)
         ),

@@ -124,6 +124,7 @@ def test_the_same_batches_without_evenstride_give_a_wrong_gradient(
         ("a batch sampler", ("batch_sampler", "shuffle=")),
         ("no batches", ("batch_size",)),
         ("a sampler", ("WeightedRandomSampler",)),
+        ("a part", ("RandomSampler", "does not draw each sample once")),
         ("replacement", ("with replacement",)),
         ("FSDP1", ("'fsdp'", "fully_shard")),
         ("every step but none", ("every",)),

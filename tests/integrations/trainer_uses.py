@@ -11,7 +11,7 @@ import pytest
 import torch
 import transformers
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset, WeightedRandomSampler
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, WeightedRandomSampler
 from transformers import Trainer
 
 from evenstride.integrations.transformers import EvenTrainer, EvenTrainerMixin
@@ -237,6 +237,7 @@ def refused(rank: int, folder: str) -> dict[str, str]:
         found["sum"] = refusal(lambda: begun(train=True, model=Sum()))
         found["classes"] = refusal(lambda: begun(train=True, kind=Weighted))
         found["order"] = refusal(lambda: begun(train=True, kind=Ordered))
+        found["replacement"] = refusal(lambda: begun(train=True, kind=Replacing))
     return found
 
 
@@ -245,6 +246,13 @@ class Ordered(EvenTrainer):
 
     def _get_train_sampler(self, *_: Any) -> Any:
         return WeightedRandomSampler([1.0] * SAMPLES, SAMPLES)
+
+
+class Replacing(EvenTrainer):
+    """A trainer that may train a sample several times in an epoch."""
+
+    def _get_train_sampler(self, *_: Any) -> Any:
+        return RandomSampler(digits(), replacement=True)
 
 
 class Changed:

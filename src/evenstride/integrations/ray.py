@@ -43,6 +43,7 @@ from torch.utils.data import (
 )
 
 from evenstride.errors import CheckpointDamaged, ConfigError, UsageError
+from evenstride.integrations.user_loader import draws_each_once, kept_options
 from evenstride.integrations.versions import warn_if_untested
 from evenstride.runtime.checkpoint.restore.saved_state import (
     SavedObjects,
@@ -63,18 +64,6 @@ _MODEL, _TRAINING, _POSITION = "model.pt", "training.pt", "evenstride.json"
 _WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
 # Steps between two questions to Ray whether a node will be preempted; each costs a few ms.
 _ASK_EVERY = 10
-# Options of the user's loader that are kept.
-_KEPT = (
-    "num_workers",
-    "collate_fn",
-    "pin_memory",
-    "timeout",
-    "worker_init_fn",
-    "multiprocessing_context",
-    "prefetch_factor",
-    "persistent_workers",
-    "pin_memory_device",
-)
 
 
 def prepare(
@@ -144,7 +133,7 @@ def prepare(
             loader.dataset,
             shuffle=_shuffles(loader),
             drop_last=loader.drop_last,
-            **{name: value for name in _KEPT if (value := getattr(loader, name, None))},
+            **kept_options(loader),
             **(loader_options or {}),
         )
         if isinstance(model, DistributedDataParallel | FSDPModule):
@@ -391,14 +380,17 @@ def _refuse_loader(loader: Any) -> None:
         )
     if isinstance(loader.dataset, IterableDataset):  # has no sampler; read as a `Stream`
         return
-    sampler = loader.sampler
-    known = type(sampler) in (SequentialSampler, RandomSampler, DistributedSampler)
-    if not known or getattr(sampler, "replacement", False):
-        raise ConfigError(
-            f"the DataLoader draws samples by a {type(sampler).__name__}"
-            f"{' with replacement' if known else ''}, but evenstride trains each sample once per "
-            "epoch in an order of its own; use shuffle=True or shuffle=False"
-        )
+    sampler, how = loader.sampler, ""
+    if type(sampler) is RandomSampler:
+        if draws_each_once(sampler, loader.dataset):
+            return
+        how = " with replacement" if sampler.replacement else " that does not draw each sample once"
+    elif type(sampler) in (SequentialSampler, DistributedSampler):
+        return
+    raise ConfigError(
+        f"the DataLoader draws samples by a {type(sampler).__name__}{how}, but evenstride trains "
+        "each sample once per epoch in an order of its own; use shuffle=True or shuffle=False"
+    )
 
 
 def _refuse_strategy(strategy: object) -> None:

@@ -129,7 +129,7 @@ class TrainBatches(_Batches):
                 yield self._move(batch)
             ended = True
         finally:
-            # A pass in which nothing was trained has only been looked at.
+            # A pass that trained nothing does not count.
             self._left = not ended and self.stride.step > before
             self.gradient_state.sync_gradients = True
             self.end()

@@ -18,18 +18,7 @@ from torch.utils.data import (
 )
 
 from evenstride.errors import ConfigError
-
-# Options of a DataLoader that carry over, if they are not torch's defaults.
-_KEPT = (
-    "num_workers",
-    "pin_memory",
-    "timeout",
-    "worker_init_fn",
-    "multiprocessing_context",
-    "prefetch_factor",
-    "persistent_workers",
-    "pin_memory_device",
-)
+from evenstride.integrations.user_loader import draws_each_once, kept_options
 
 
 def training_loader(
@@ -57,7 +46,8 @@ def training_loader(
 
 def refuse_order(loader: DataLoader[Any]) -> None:
     """Raise `ConfigError` unless evenstride can take over the order of a training loader."""
-    data, sampler = loader.dataset, loader.sampler
+    data: Any = loader.dataset
+    sampler: Any = loader.sampler
     if isinstance(data, IterableDataset):
         what = f"an IterableDataset ({type(data).__name__}), which has an order of its own"
         instead = "a map-style data set, or evenstride.Shards in a loop with evenstride.Stride"
@@ -65,7 +55,9 @@ def refuse_order(loader: DataLoader[Any]) -> None:
         kind = "no batch_size" if loader.batch_sampler is None else "a batch_sampler of its own"
         what = f"{kind}, but evenstride forms the batches"
         instead = "DataLoader(dataset, batch_size=..., shuffle=True)"
-    elif not (_is_plain_random(sampler) or type(sampler) is SequentialSampler):
+    elif type(sampler) is not SequentialSampler and not (
+        type(sampler) in (RandomSampler, SeedableRandomSampler) and draws_each_once(sampler, data)
+    ):
         what = (
             f"a {type(sampler).__name__}, but evenstride draws each sample of the data set once "
             "per epoch"
@@ -74,15 +66,6 @@ def refuse_order(loader: DataLoader[Any]) -> None:
     else:
         return
     raise ConfigError(f"the training loader has {what}; use {instead}")
-
-
-def _is_plain_random(sampler: Any) -> bool:
-    """Return whether a sampler draws each sample once."""
-    return (
-        type(sampler) in (RandomSampler, SeedableRandomSampler)
-        and not sampler.replacement
-        and sampler.num_samples == len(sampler.data_source)
-    )
 
 
 def _keeps_order(loader: DataLoader[Any]) -> bool:
@@ -100,11 +83,8 @@ def unprepared(one: Any) -> bool:
 
 def options_of(loader: DataLoader[Any]) -> dict[str, Any]:
     """Return the options of a loader that `Stride.loader` passes on."""
-    given = {name: getattr(loader, name, None) for name in _KEPT}
-    options = {name: value for name, value in given.items() if value}
-    if not getattr(loader, "in_order", True):
-        options["in_order"] = False
-    return {**options, "collate_fn": loader.collate_fn}
+    options = kept_options(loader)
+    return options if getattr(loader, "in_order", True) else {**options, "in_order": False}
 
 
 def refuse_plugins(given: dict[str, Any]) -> None:

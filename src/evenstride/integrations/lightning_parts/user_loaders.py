@@ -18,17 +18,7 @@ from torch.utils.data import (
 )
 
 from evenstride.errors import ConfigError
-
-_CARRIED = (
-    "num_workers",
-    "collate_fn",
-    "pin_memory",
-    "timeout",
-    "worker_init_fn",
-    "multiprocessing_context",
-    "prefetch_factor",
-    "persistent_workers",
-)
+from evenstride.integrations.user_loader import draws_each_once, kept_options
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +50,10 @@ class GivenLoader:
                 f"the {purpose} loader forms its batches itself ({own}), but evenstride sets their "
                 "size; give DataLoader(dataset, batch_size=..., shuffle=...) instead"
             )
-        options = {name: getattr(loader, name) for name in _CARRIED}
         shuffle = _shuffles(loader, purpose)
-        return cls(loader.dataset, batches.batch_size, shuffle, batches.drop_last, options)
+        return cls(
+            loader.dataset, batches.batch_size, shuffle, batches.drop_last, kept_options(loader)
+        )
 
 
 def _own_batches(loader: DataLoader[Any]) -> str | None:
@@ -82,8 +73,7 @@ def _shuffles(loader: DataLoader[Any], purpose: str) -> bool:
     if type(sampler) is SequentialSampler:
         return False
     # A subclass may draw in another way.
-    plain = type(sampler) is RandomSampler and not sampler.replacement
-    if plain and sampler.num_samples == len(loader.dataset):  # type: ignore[arg-type, attr-defined]
+    if type(sampler) is RandomSampler and draws_each_once(sampler, loader.dataset):
         return True
     raise ConfigError(
         f"the {purpose} loader has a sampler of its own ({type(sampler).__name__}), but evenstride "

@@ -8,16 +8,9 @@ from typing import Any
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
 from evenstride.errors import ConfigError
+from evenstride.integrations.user_loader import draws_each_once, kept_options
 from evenstride.runtime.loading.loader_options import CostFn, DataLoaderOptions
 
-_KEPT = (
-    "num_workers",
-    "collate_fn",
-    "timeout",
-    "worker_init_fn",
-    "multiprocessing_context",
-    "prefetch_factor",
-)
 _BALANCED = "BatchRebalanceSampler"
 
 
@@ -49,11 +42,9 @@ def carried(loader: Any, *, pins: bool, training: bool = True) -> Carried:
             "order of its own, so no sample can be given to another rank; use a map-style data "
             "set (of datasets: without streaming=True)"
         )
-    options = DataLoaderOptions(
-        **{name: getattr(loader, name) for name in _KEPT},  # type: ignore[typeddict-item]
-        pin_memory=bool(loader.pin_memory) and pins,
-        persistent_workers=training and loader.persistent_workers,
-    )
+    options = DataLoaderOptions(**kept_options(loader))  # type: ignore[typeddict-item]
+    options["pin_memory"] = loader.pin_memory and pins
+    options["persistent_workers"] = loader.persistent_workers and training
     if not getattr(loader, "in_order", True):
         raise ConfigError(
             "dataloader_in_order=False is not possible: batches must come in step order"
@@ -70,12 +61,14 @@ def _ordered(loader: DataLoader[Any], options: DataLoaderOptions) -> Carried:
     if type(batches).__name__ == _BALANCED:
         return Carried(loader.dataset, options, True, batches.drop_last, batches.lengths)
     sampler, drop_last = getattr(batches, "sampler", batches), getattr(batches, "drop_last", False)
-    if isinstance(sampler, RandomSampler):
+    if isinstance(sampler, RandomSampler) and draws_each_once(sampler, loader.dataset):
         return Carried(loader.dataset, options, True, drop_last)
     if isinstance(sampler, SequentialSampler):
         return Carried(loader.dataset, options, False, drop_last)
+    once = " that does not draw each sample once" if isinstance(sampler, RandomSampler) else ""
     raise ConfigError(
-        f"the training loader has a {type(sampler).__name__}, whose order cannot be kept: every "
-        "rank gets its share of each global batch from evenstride. Use train_sampling_strategy "
-        '"random", "sequential" or "batch_rebalance" (which balances ranks by length)'
+        f"the training loader has a {type(sampler).__name__}{once}, whose order cannot be kept: "
+        "every rank gets its share of each global batch from evenstride. Use "
+        'train_sampling_strategy "random", "sequential" or "batch_rebalance" (which balances ranks '
+        "by length)"
     )
