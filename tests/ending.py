@@ -1,4 +1,4 @@
-"""Ends the processes that a test started."""
+"""Runs commands to their end, and ends the processes that a test started."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import contextlib
 import os
 import signal
 import subprocess
+from collections.abc import Sequence
+from typing import Any
 
 TORCHRUN_S = 40.0
 """Grace period of a process that may be torchrun, which gives its own ranks 30 s."""
@@ -26,3 +28,31 @@ def end(process: subprocess.Popen[str] | subprocess.Popen[bytes], grace_s: float
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
+
+
+def run_to_end(
+    command: Sequence[str], deadline_s: float, environment: dict[str, str], **options: Any
+) -> tuple[int, str]:
+    """Return the exit code and output of a command, which may be torchrun, on the loopback device.
+
+    Args:
+        command: Program and arguments.
+        deadline_s: Seconds after which `subprocess.TimeoutExpired` is raised. No process outlives
+            the call.
+        environment: Variables in addition to those of this process.
+        **options: Of `subprocess.Popen`.
+    """
+    process = subprocess.Popen(
+        command,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+        **options,
+    )
+    try:
+        output, _ = process.communicate(timeout=deadline_s)
+    finally:
+        end(process, TORCHRUN_S)
+    return process.returncode, output

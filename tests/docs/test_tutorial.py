@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 import subprocess
@@ -13,7 +12,7 @@ import pytest
 
 from tests.docs.blocks import blocks_of, commands
 from tests.docs.tutorial import PAGES, script, script_for_gpus
-from tests.ending import TORCHRUN_S, end
+from tests.ending import run_to_end
 
 pytestmark = pytest.mark.timeout(300)  # of up to five commands, each with a deadline
 DEADLINE_S = 100.0
@@ -37,26 +36,14 @@ def ran(command: str, folder: Path) -> str:
     mine = shlex.quote(sys.executable)
     command = re.sub(r"\bevenstride (?=[-a-z])", f"{mine} -m evenstride ", command, count=1)
     launcher = f"{mine} -m torch.distributed.run --standalone --local-addr=127.0.0.1 "
-    process = subprocess.Popen(
+    code, output = run_to_end(
         ["bash", "-c", command.replace("torchrun ", launcher)],
+        DEADLINE_S,
+        {"RES_OPTIONS": "timeout:1 attempts:1"},
         cwd=folder,
-        env={
-            **os.environ,
-            "OMP_NUM_THREADS": "1",
-            "GLOO_SOCKET_IFNAME": "lo",
-            "RES_OPTIONS": "timeout:1 attempts:1",
-        },
         stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
     )
-    try:
-        output, _ = process.communicate(timeout=DEADLINE_S)
-    finally:
-        end(process, TORCHRUN_S)
-    assert process.returncode == 0, f"{command}\n{output}"
+    assert code == 0, f"{command}\n{output}"
     return output
 
 

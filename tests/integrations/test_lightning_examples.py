@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -13,7 +11,7 @@ import pytest
 pytest.importorskip("lightning", reason="lightning is not installed")
 pytest.importorskip("sklearn", reason="scikit-learn is not installed")
 
-from tests.ending import TORCHRUN_S, end
+from tests.ending import run_to_end
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 DEADLINE_S = 110.0
@@ -26,19 +24,15 @@ def output_of(
     name: str, *arguments: object, launcher: tuple[str, ...] = (), **variables: str
 ) -> str:
     """Return what an example prints, which must end well."""
-    process = subprocess.Popen(
-        [sys.executable, *launcher, str(EXAMPLES / f"{name}.py"), *SMALL, *map(str, arguments)],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", **variables},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        output, _ = process.communicate(timeout=DEADLINE_S)
-    finally:
-        end(process, TORCHRUN_S)
-    assert process.returncode == 0, output
+    command = [
+        sys.executable,
+        *launcher,
+        str(EXAMPLES / f"{name}.py"),
+        *SMALL,
+        *map(str, arguments),
+    ]
+    code, output = run_to_end(command, DEADLINE_S, variables)
+    assert code == 0, output
     return output
 
 

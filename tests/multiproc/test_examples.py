@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import gzip
-import os
 import re
 import struct
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from tests.ending import TORCHRUN_S, end
+from tests.ending import run_to_end
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 DEADLINE_S = 60.0
@@ -32,27 +30,13 @@ def _end(
     """
     launcher = (*TORCHRUN, f"--nproc-per-node={len(split)}") if split else ()
     environment = {
-        **os.environ,
-        "OMP_NUM_THREADS": "1",
-        "GLOO_SOCKET_IFNAME": "lo",
         "RES_OPTIONS": "timeout:1 attempts:1",
         "EVENSTRIDE_DATA": "nowhere",
         "EVENSTRIDE_POLICY": "static:" + ",".join(map(str, split)) if split else "",
         "EVENSTRIDE_MAX_STEPS": "" if max_steps is None else str(max_steps),
     }
-    process = subprocess.Popen(
-        [sys.executable, *launcher, str(EXAMPLES / f"{name}.py"), *map(str, arguments)],
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        output, _ = process.communicate(timeout=DEADLINE_S)
-    finally:
-        end(process, TORCHRUN_S)
-    return process.returncode, output
+    command = [sys.executable, *launcher, str(EXAMPLES / f"{name}.py"), *map(str, arguments)]
+    return run_to_end(command, DEADLINE_S, environment)
 
 
 def _run(
