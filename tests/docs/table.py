@@ -70,7 +70,7 @@ SMALLER = {
     "evenstride profile --type g5.xlarge -- train.py": QUICKLY,
     "evenstride lab --speeds 1,0.5 --out runs/lab -- train.py": (
         "-- train.py",
-        "--steps 40 --repeats 1 -- train.py",
+        "--steps 6 --repeats 1 --no-calibrate -- train.py",
     ),
     "evenstride profile --seconds 20 --parts 1/4,1/2,1 --out cpu.json -- train.py --lr 0.1": (
         "--seconds 20",
