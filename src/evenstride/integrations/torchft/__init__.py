@@ -1,9 +1,9 @@
 """Live mode, experimental: the loss of a worker does not restart the others.
 
-Live mode uses torchft (Linux x86-64, ``pip install torchft``). Before every step torchft's
-Lighthouse reports which workers take part. A vote keeps or drops each step. A worker that rejoins
-gets its weights from one that trains. docs/how-to/torchft.md states what is promised and what is
-not. Start with `live_run`, which implements `Coordinator`.
+Live mode uses torchft (Linux x86-64, ``pip install 'evenstride[live]'``). Before every step
+torchft's Lighthouse reports which workers take part. A vote keeps or drops each step. A worker that
+rejoins gets its weights from one that trains. docs/how-to/torchft.md states what is promised and
+what is not. Start with `live_run`, which implements `Coordinator`.
 """
 
 from importlib import import_module
@@ -31,6 +31,6 @@ def __getattr__(name: str) -> Any:
     if find_spec("torchft") is None:
         raise ConfigError(
             "live mode needs torchft, which is not installed and has wheels for Linux x86-64 only: "
-            "run pip install torchft, or let torchrun restart all workers instead"
+            "run pip install 'evenstride[live]', or let torchrun restart all workers instead"
         )
     return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
