@@ -77,3 +77,12 @@ def test_modules_that_are_imported_early_may_be_missing(
     monkeypatch.setitem(sys.modules, "torch._dynamo", None)
 
     assert import_to_train(module).enabled is False
+
+
+def test_a_module_that_is_there_is_returned_without_counting_frozen_objects(
+    module: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = import_to_train(module)
+    monkeypatch.delattr(gc, "get_freeze_count")
+
+    assert import_to_train(module) is first
