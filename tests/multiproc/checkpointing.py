@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -20,6 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import TensorDataset
 
 import evenstride
+from evenstride.errors import ConfigError
 from evenstride.runtime.checkpoint import Checkpointer, CheckpointError, Restored
 
 ROWS, BATCH, FEATURES = 120, 24, 5
@@ -154,6 +156,13 @@ def go(rank: int, run: Run) -> Seen:
     finally:
         stride.close()
         logging.getLogger("evenstride").removeHandler(messages)
+
+
+def refusal(rank: int, run: Run) -> str:
+    """Return the error that `go` raises on this rank; a rank that fails would end the pool."""
+    with pytest.raises(ConfigError) as raised:
+        go(rank, run)
+    return str(raised.value)
 
 
 def _go(
