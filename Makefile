@@ -21,6 +21,8 @@ LONG := tests/property/test_exactly_once.py tests/property/test_weighting.py
 
 .PHONY: setup demo test test-slow test-integrations test-floor check house format bench dist docs pages regen clean
 .DELETE_ON_ERROR:
+# Without bytecode, each of the thousand processes of the tests compiles the sources again.
+unexport PYTHONDONTWRITEBYTECODE
 
 setup: $(VENV)/.dev
 
