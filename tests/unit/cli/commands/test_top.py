@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from evenstride.cli.commands.top import dashboard
 from evenstride.cli.main import app
-from evenstride.report.analysis.live_view import view_of
+from evenstride.report.analysis.live_view import View, view_of
 from evenstride.report.analysis.run_timeline import RunTimeline
 from tests.messages import check_message
 from tests.unit.report.virtual import VirtualRun
@@ -40,11 +40,15 @@ def printed(path: Path, *arguments: str, columns: int = 80) -> str:
     return result.stdout
 
 
-def drawn(run: VirtualRun, *, width: int, height: int, live: bool, encoding: str = "utf-8") -> str:
+def viewed(run: VirtualRun) -> View:
     story = RunTimeline(run.writer.path)
     story.read()
     view = view_of(story, 1.7e9 + 50.0)
     assert view is not None
+    return view
+
+
+def drawn(view: View, *, width: int, height: int, live: bool, encoding: str = "utf-8") -> str:
     raw = io.BytesIO()
     file = io.TextIOWrapper(raw, encoding=encoding)
     console = Console(file=file, width=width, height=height, highlight=False)
@@ -64,10 +68,10 @@ def test_no_line_is_wider_than_the_terminal(run: VirtualRun, columns: int) -> No
 
 def test_columns_are_left_out_before_any_is_cut(run: VirtualRun) -> None:
     """Every worker's line is whole at any width, and the more columns, the wider the terminal."""
-    printed = []
+    printed, view = [], viewed(run)
     for width in range(40, 131):
         lines = [
-            line.split() for line in drawn(run, width=width, height=40, live=False).split("\n")
+            line.split() for line in drawn(view, width=width, height=40, live=False).split("\n")
         ]
         heading = next(line for line in lines if line[:1] == ["rank"])
         slow = next(line for line in lines if line[:1] == ["2"])
@@ -134,7 +138,7 @@ def test_a_folder_with_one_run_below_it_shows_that_run(run: VirtualRun, tmp_path
 
 
 def test_a_wide_terminal_has_names_and_memory(run: VirtualRun) -> None:
-    wide, narrow = (drawn(run, width=w, height=40, live=False) for w in (160, 80))
+    wide, narrow = (drawn(viewed(run), width=w, height=40, live=False) for w in (160, 80))
 
     assert "host/1" in wide.split("last decision")[0]
     assert "1.0 of 4.0 GiB" in wide
@@ -158,7 +162,7 @@ def many(tmp_path: Path) -> VirtualRun:
 
 @pytest.mark.parametrize(("width", "height"), [(120, 24), (100, 30), (60, 24), (44, 30)])
 def test_a_live_view_fits_the_height(many: VirtualRun, width: int, height: int) -> None:
-    lines = drawn(many, width=width, height=height, live=True).splitlines()
+    lines = drawn(viewed(many), width=width, height=height, live=True).splitlines()
 
     assert height - 3 <= len(lines) <= height - 1, "the last line is the cursor's"
     assert any(line.lstrip().startswith("39 ") for line in lines)
@@ -167,11 +171,11 @@ def test_a_live_view_fits_the_height(many: VirtualRun, width: int, height: int) 
 
 
 def test_output_that_is_printed_once_has_all_workers(many: VirtualRun) -> None:
-    assert drawn(many, width=120, height=24, live=False).count("host/") >= 40
+    assert drawn(viewed(many), width=120, height=24, live=False).count("host/") >= 40
 
 
 def test_without_unicode_bars_are_plain(run: VirtualRun) -> None:
-    text = drawn(run, width=100, height=40, live=False, encoding="ascii")
+    text = drawn(viewed(run), width=100, height=40, live=False, encoding="ascii")
 
     assert "###" in text
 
