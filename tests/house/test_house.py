@@ -29,10 +29,9 @@ def test_no_file_is_longer_than_the_limit() -> None:
 
 def test_no_function_is_longer_than_a_screen() -> None:
     sizes = {
-        f"{path.relative_to(ROOT)}:{function.lineno} {function.name}": body_lines(
-            function, path.read_text().splitlines()
-        )
+        f"{path.relative_to(ROOT)}:{function.lineno} {function.name}": body_lines(function, lines)
         for path in python_files()
+        for lines in [path.read_text().splitlines()]
         for function in functions(path)
     }
 
