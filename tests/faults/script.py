@@ -64,7 +64,7 @@ def main(fate: str, victim: int, step: int, timeout_s: float) -> None:
             optimizer.step()
             optimizer.zero_grad()
     if fate == "stays" and dist.get_rank() == victim:
-        meet("spins")
+        signal.pause()
 
 
 if __name__ == "__main__":
