@@ -21,6 +21,7 @@ import ray.train.torch
 import torch
 import torch.nn.functional as F
 from ray.train.torch import TorchTrainer
+from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
@@ -135,6 +136,7 @@ def refusals(rank: int) -> dict[str, str]:
     }
     texts = {name: refusal(partial(prepare, one, net())) for name, one in loaders.items()}
     texts["FSDP1"] = refusal(lambda: prepare(data_loader(), net(), parallel_strategy="fsdp"))
+    texts["DataParallel"] = refusal(lambda: prepare(data_loader(), nn.DataParallel(net())))
     texts["every step but none"] = refusal(saving_never)
     texts["epochs from the start"] = refusal(epochs_from_the_start)
     texts["Ray's loader"] = refusal(prepared_by_ray)

@@ -14,7 +14,14 @@ pytest.importorskip("accelerate")
 
 import torch
 from accelerate import Accelerator, skip_first_batches
-from accelerate.utils import DataLoaderConfiguration, GradientAccumulationPlugin
+from accelerate.parallelism_config import ParallelismConfig
+from accelerate.state import AcceleratorState
+from accelerate.utils import (
+    DataLoaderConfiguration,
+    DistributedType,
+    GradientAccumulationPlugin,
+    TorchTensorParallelPlugin,
+)
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR, OneCycleLR
 from torch.utils.data import (
@@ -230,15 +237,34 @@ def test_a_setting_that_needs_equal_batches_is_refused(make: Make, name: str) ->
         make(**SETTINGS[name]())
 
 
-def test_plugins_from_the_launcher_are_refused(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
-    with raises_message(ConfigError, "DeepSpeed"):
+@pytest.mark.parametrize(
+    ("variable", "name"),
+    [("ACCELERATE_USE_DEEPSPEED", "DeepSpeed"), ("ACCELERATE_USE_MEGATRON_LM", "Megatron-LM")],
+)
+def test_plugins_from_the_launcher_are_refused(
+    make: Make, monkeypatch: pytest.MonkeyPatch, variable: str, name: str
+) -> None:
+    monkeypatch.setenv(variable, "true")
+    with raises_message(ConfigError, name):
         make()
 
 
-def test_tensor_parallelism_is_refused(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["tp_size", "cp_size", "sp_size"])
+def test_processes_that_need_the_same_samples_are_refused(make: Make, name: str) -> None:
+    with raises_message(ConfigError, "tensor, context or sequence"):
+        make(parallelism_config=ParallelismConfig(**{name: 2}))
+
+
+def test_parallelism_from_elsewhere_is_refused(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    with raises_message(ConfigError, "tensor, context or sequence"):
+        make(torch_tp_plugin=TorchTensorParallelPlugin(tp_size=2))
+    with monkeypatch.context() as launcher:
+        launcher.setenv("ACCELERATE_USE_PARALLELISM_CONFIG", "true")
+        launcher.setenv("PARALLELISM_CONFIG_TP_SIZE", "2")
+        with raises_message(ConfigError, "tensor, context or sequence"):
+            make()
     monkeypatch.setattr(EvenAccelerator, "parallelism_config", Divided())
-    with raises_message(ConfigError, "tensor"):
+    with raises_message(ConfigError, "tensor, context or sequence"):
         make()
 
 
@@ -250,6 +276,18 @@ class Divided:
     def get_device_mesh(self, _: str) -> None: ...
 
     def _validate_accelerator(self, _: Any) -> None: ...
+
+
+def test_tpus_are_refused(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    create = AcceleratorState.__init__
+
+    def on_tpus(state: Any, *args: Any, **options: Any) -> None:
+        create(state, *args, **options)
+        state.distributed_type = DistributedType.XLA
+
+    monkeypatch.setattr(AcceleratorState, "__init__", on_tpus)
+    with raises_message(ConfigError, "TPUs"):
+        make()
 
 
 def test_wrong_uses_are_refused(make: Make) -> None:

@@ -9,9 +9,13 @@ import pytest
 
 pytest.importorskip("lightning", reason="lightning is not installed")
 
+import lightning as L
+import lightning.fabric.accelerators as fabric_accelerators
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from lightning.fabric import Fabric
+from lightning.pytorch import accelerators
 from torch import Tensor
 from torch.utils.data import DataLoader, DistributedSampler, RandomSampler
 
@@ -146,6 +150,22 @@ def test_an_invalid_setting_is_refused_when_the_strategy_is_made(
 def test_a_device_without_ddp_is_refused(device: str) -> None:
     with raises_message(ConfigError, device):
         check_device(torch.device(device))
+
+
+@pytest.mark.parametrize(
+    ("make", "strategy", "accelerator"),
+    [
+        (L.Trainer, EvenStrategy, accelerators.XLAAccelerator),
+        (Fabric, EvenFabricStrategy, fabric_accelerators.XLAAccelerator),
+    ],
+)
+def test_lightning_itself_refuses_tpus(
+    monkeypatch: pytest.MonkeyPatch, make: Any, strategy: Any, accelerator: Any
+) -> None:
+    monkeypatch.setattr(accelerator, "is_available", staticmethod(lambda: True))
+    tpu = accelerator.__new__(accelerator)  # its constructor needs the library of TPUs
+    with pytest.raises(ValueError, match=f"can only be used with.*{strategy.__name__}"):
+        make(accelerator=tpu, strategy=strategy(), devices=1)
 
 
 @pytest.mark.parametrize("kind", [EvenStrategy, EvenFabricStrategy])

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -127,6 +128,7 @@ def test_the_same_batches_without_evenstride_give_a_wrong_gradient(
         ("a part", ("RandomSampler", "does not draw each sample once")),
         ("replacement", ("with replacement",)),
         ("FSDP1", ("'fsdp'", "fully_shard")),
+        ("DataParallel", ("DataParallel", "one process per device")),
         ("every step but none", ("every",)),
         ("epochs from the start", ("set_epoch(0)", "epoch 1")),
         ("Ray's loader", ("fetched",)),
@@ -156,6 +158,23 @@ def test_the_first_version_of_ray_train_is_refused(monkeypatch: pytest.MonkeyPat
     monkeypatch.delattr(ray.train, "get_preemption_info")  # as RAY_TRAIN_V2_ENABLED=0 does
     with raises_message(ConfigError, "RAY_TRAIN_V2_ENABLED"):
         RayStride(8)
+
+
+def test_tpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray.train.torch
+    import torch
+
+    from evenstride.integrations.ray import RayStride
+
+    monkeypatch.setattr(ray.train, "get_context", worker_alone)
+    # What ScalingConfig(use_tpu=True) leads to. This torch has no device of type "tpu".
+    monkeypatch.setattr(ray.train.torch, "get_device", lambda: torch.device("xla"))
+    with raises_message(ConfigError, "use_tpu"):
+        RayStride(8)
+
+
+def worker_alone() -> SimpleNamespace:
+    return SimpleNamespace(get_world_size=lambda: 1)
 
 
 def test_the_example_runs_in_local_mode() -> None:

@@ -173,6 +173,41 @@ def test_a_run_resumes_within_an_epoch_with_another_number_of_ranks(
     assert mine == [pytest.approx(log, rel=1e-4) for log in wanted]
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(420)
+def test_models_that_fsdp2_shards_train_and_resume_as_in_one_process(
+    ranks: RankPool, tmp_path: Path
+) -> None:
+    adam = {"optim": "adamw_torch", "max_steps": 6}  # torch loads no state of an SGD without one
+    saving = {"save_strategy": "steps", "save_steps": 4}  # in the second epoch
+    runs = {
+        "samples": Run("plain", 2, 3, shares="static:3,9", double=True, args=adam | saving),
+        "tokens": Run("llama", batch=5),
+    }
+    rest = replace(runs["samples"], resume=str(tmp_path / "two" / "samples" / "checkpoint-4"))
+    one = {name: replace(in_one_process(run), args={}) for name, run in runs.items()}
+    one["samples"] = replace(one["samples"], args=adam)
+
+    alone = ranks.run(trainer_cases.outcomes, 1, one, str(tmp_path / "one"), timeout_s=200)[0]
+    found = ranks.run(trainer_uses.fully_sharded, 2, runs, str(tmp_path / "two"), timeout_s=200)
+    after = ranks.run(
+        trainer_uses.fully_sharded, 2, {"rest": rest}, str(tmp_path / "rest"), timeout_s=200
+    )
+
+    assert {name: of["count"] for name, of in found[0].items()} == {
+        "samples": "samples",
+        "tokens": "num_items_in_batch",
+    }
+    for name, wanted in alone.items():
+        for of in found:
+            for mine, gradient in zip(of[name]["gradients"], wanted["gradients"], strict=True):
+                assert error(mine, gradient) <= SINGLE
+            assert error(of[name]["weights"], wanted["weights"]) <= SINGLE
+    for of in after:
+        assert error(of["rest"]["weights"], alone["samples"]["weights"]) <= SINGLE
+        assert len(of["rest"]["gradients"]) == 2
+
+
 @pytest.mark.timeout(420)
 def test_an_evaluation_counts_each_sample_once(ranks: RankPool, tmp_path: Path) -> None:
     stock, ours = (partial(trainer_uses.evaluated, stock=one) for one in (True, False))

@@ -15,6 +15,7 @@ import transformers
 from accelerate.state import AcceleratorState
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.utils.data import Dataset
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
@@ -163,7 +164,7 @@ class Noted(TrainerCallback):  # type: ignore[misc]
         self.substeps = 0
 
     def on_pre_optimizer_step(self, *_: Any, model: Any = None, **__: Any) -> None:
-        grads = [p.grad.flatten().double() for p in model.parameters() if p.grad is not None]
+        grads = [whole(p.grad).flatten().double() for p in model.parameters() if p.grad is not None]
         self.gradients.append(torch.cat(grads).numpy().copy())
 
     def on_step_end(self, _args: Any, state: Any, *_: Any, **__: Any) -> None:
@@ -309,7 +310,13 @@ def outcomes(rank: int, runs: dict[str, Run], folder: str) -> dict[str, Any]:
 
 
 def flat(model: Any) -> Any:
-    return torch.cat([p.detach().flatten().double() for p in model.parameters()]).numpy().copy()
+    parts = [whole(p.detach()).flatten().double() for p in model.parameters()]
+    return torch.cat(parts).numpy().copy()
+
+
+def whole(tensor: Any) -> Any:
+    """Return a tensor, or the whole of one that FSDP2 shards; collective then."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def error(found: Any, wanted: Any) -> float:

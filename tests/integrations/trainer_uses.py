@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import copy
+import os
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 import torch
 import transformers
+from accelerate.parallelism_config import ParallelismConfig
+from accelerate.utils import DistributedType
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, WeightedRandomSampler
-from transformers import Trainer
+from transformers import Trainer, TrainingArguments
+from transformers.training_args import ParallelMode
 
 from evenstride.integrations.transformers import EvenTrainer, EvenTrainerMixin
+from tests.integrations.accelerate_states import sharded
 from tests.integrations.trainer_cases import (
     MODELS,
     SAMPLES,
@@ -187,6 +195,20 @@ def resumed(rank: int, folder: str, checkpoint: str, *, more: dict[str, Any]) ->
     return outcome(rank, run, folder)
 
 
+FSDP2 = {"fsdp": True, "fsdp_config": {"version": 2, "cpu_ram_efficient_loading": False}}
+
+
+def fully_sharded(rank: int, runs: dict[str, Run], folder: str) -> dict[str, Any]:
+    """Return what runs come to whose models FSDP2 shards."""
+    with patch.dict(os.environ), pytest.MonkeyPatch.context() as patched:
+        sharded(patched)
+        sharding = {
+            name: replace(run, args={**run.args, **copy.deepcopy(FSDP2)})
+            for name, run in runs.items()
+        }
+        return outcomes(rank, sharding, folder)
+
+
 class Sum(Plain):
     """A network whose loss is a sum over the batch."""
 
@@ -268,15 +290,23 @@ class Changed:
         setattr(trainer, last, self.value)
 
 
+class SageMakerArguments(TrainingArguments):  # type: ignore[misc]
+    """What arguments are under SageMaker's model parallelism."""
+
+    parallel_mode = ParallelMode.SAGEMAKER_MODEL_PARALLEL
+
+
 CHANGED = {
     "deepspeed": Changed("is_deepspeed_enabled", True),
     "gpus": Changed("args._n_gpu", 2),
-    "tpu": Changed("is_fsdp_xla_enabled", True),
+    "tpu": Changed("accelerator.state.distributed_type", DistributedType.XLA),
+    "fsdp on tpu": Changed("is_fsdp_xla_enabled", True),
+    "megatron": Changed("accelerator.state.distributed_type", DistributedType.MEGATRON_LM),
+    "sagemaker": Changed("args.__class__", SageMakerArguments),
+    "sharded loading": Changed("is_distributed_loading_by_transformers", True),
     "fsdp": Changed("accelerator.state.fsdp_plugin", SimpleNamespace(fsdp_version=1)),
-    "parallel": Changed(
-        "accelerator.state.parallelism_config",
-        SimpleNamespace(tp_size=2, cp_size=1, sp_size=1),
-    ),
+    "parallel": Changed("accelerator.state.parallelism_config", ParallelismConfig(tp_size=2)),
+    "context": Changed("accelerator.state.parallelism_config", ParallelismConfig(cp_size=2)),
 }
 
 

@@ -99,8 +99,8 @@ def prepare(
         **options: More arguments of `Stride`, such as ``policy`` or ``max_share``.
 
     Raises:
-        ConfigError: Called outside of a training function, or the loader, the strategy or an
-            option is not supported.
+        ConfigError: Called outside of a training function, or the loader, the strategy, the
+            device or an option is not supported.
 
     Example::
 
@@ -165,6 +165,7 @@ class RayStride(Stride):
 
     def __init__(self, global_batch: int, **options: Any) -> None:
         _workers()
+        _refuse_device(ray.train.torch.get_device())
         super().__init__(global_batch, **options)
         self._binding = RunBinding(self)
         self._announced = False
@@ -363,6 +364,15 @@ def _workers() -> int:
             "this must be called in the training function of a TorchTrainer, on every worker; "
             f"Ray says: {error}"
         ) from None
+
+
+def _refuse_device(device: torch.device) -> None:
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError(
+            f'Ray gave this worker a device of type "{device.type}", but evenstride trains on CPU '
+            "and CUDA devices; leave use_tpu, and other accelerators in resources_per_worker, out "
+            "of the ScalingConfig"
+        )
 
 
 def _refuse_loader(loader: Any) -> None:

@@ -28,8 +28,8 @@ from evenstride.integrations.trainer_parts.even_evaluation import EvenEvaluation
 from evenstride.integrations.trainer_parts.loss_count import (
     LossCount,
     TriedLoss,
+    assume_count,
     find_count,
-    items_of,
 )
 from evenstride.integrations.trainer_parts.trainer_refusals import refuse
 from evenstride.integrations.trainer_parts.update_stream import (
@@ -250,15 +250,13 @@ class EvenTrainerMixin(EvenEvaluation):
     def _counted(self, asked: Carried) -> LossCount:
         """Return what the loss is a mean over, the same on every rank."""
         if self._loss_count is None:
-            tried = self._tried()
-            if self.accelerator.distributed_type.value == "FSDP":
-                # A whole model may not fit on one device.
-                self._loss_count = items_of(tried)
-            else:
-                collate = asked.options["collate_fn"]
-                assert collate is not None, "a Trainer always has a collator"
-                with self._own_counts():
-                    self._loss_count = find_count(tried, asked.dataset, collate)
+            collate = asked.options["collate_fn"]
+            assert collate is not None, "a Trainer always has a collator"
+            # With FSDP2, a whole model may not fit on one device.
+            sharded = self.accelerator.distributed_type.value == "FSDP"
+            with self._own_counts():
+                find = assume_count if sharded else find_count
+                self._loss_count = find(self._tried(), asked.dataset, collate)
         return self._loss_count
 
     def _tried(self) -> TriedLoss:

@@ -8,6 +8,7 @@ from typing import Any
 
 from accelerate import Accelerator
 from accelerate.data_loader import SeedableRandomSampler
+from accelerate.parallelism_config import ParallelismConfig
 from accelerate.utils import DistributedType
 from torch.utils.data import (
     BatchSampler,
@@ -88,7 +89,7 @@ def options_of(loader: DataLoader[Any]) -> dict[str, Any]:
 
 
 def refuse_plugins(given: dict[str, Any]) -> None:
-    """Refuse what Accelerate would import, before it does."""
+    """Refuse what Accelerate would import or look for devices for, before it does."""
     plugins = (
         ("DeepSpeed", ("deepspeed_plugin", "deepspeed_plugins"), "ACCELERATE_USE_DEEPSPEED"),
         ("Megatron-LM", ("megatron_lm_plugin",), "ACCELERATE_USE_MEGATRON_LM"),
@@ -101,20 +102,35 @@ def refuse_plugins(given: dict[str, Any]) -> None:
                 "its own rules; use FullyShardedDataParallelPlugin(fsdp_version=2), or plain "
                 "multi-process training"
             )
+    plan = given.get("parallelism_config") or given.get("torch_tp_plugin")
+    if plan is None and os.environ.get("ACCELERATE_USE_PARALLELISM_CONFIG", "").lower() == "true":
+        plan = ParallelismConfig()  # reads the launcher's variables
+    _refuse([_divides_samples(plan)])
 
 
 def refuse_setup(accelerator: Accelerator) -> None:
     """Refuse settings that need equal batches on all processes; alike on each."""
-    for what, found, instead in _obstacles(accelerator):
+    _refuse(_obstacles(accelerator))
+
+
+def _refuse(obstacles: Iterable[tuple[str, bool, str]]) -> None:
+    for what, found, instead in obstacles:
         if found:
             raise ConfigError(f"EvenAccelerator cannot work with {what}; {instead}")
 
 
+def _divides_samples(plan: Any) -> tuple[str, bool, str]:
+    return (
+        "tensor, context or sequence parallelism, whose processes need the same samples",
+        any(getattr(plan, f"{name}_size", 1) > 1 for name in ("tp", "cp", "sp")),
+        "use data parallelism alone: DDP, or FSDP version 2",
+    )
+
+
 def _obstacles(accelerator: Accelerator) -> Iterable[tuple[str, bool, str]]:
-    state, plan = accelerator.state, accelerator.parallelism_config
+    state = accelerator.state
     kind, sharded = state.distributed_type, state.distributed_type == DistributedType.FSDP
     accumulation = accelerator.gradient_state.plugin_kwargs
-    divided = any(getattr(plan, f"{name}_size", 1) > 1 for name in ("tp", "cp", "sp"))
     yield "TPUs (XLA)", kind == DistributedType.XLA, "train on GPUs or CPUs"
     yield (
         "FSDP version 1, whose waits cannot be separated from work",
@@ -126,11 +142,7 @@ def _obstacles(accelerator: Accelerator) -> Iterable[tuple[str, bool, str]]:
         bool(accelerator.dispatch_batches),
         "leave it out: every process loads its own samples",
     )
-    yield (
-        "tensor, context or sequence parallelism, whose processes need the same samples",
-        divided,
-        "use data parallelism alone: DDP, or FSDP version 2",
-    )
+    yield _divides_samples(accelerator.parallelism_config)  # of an earlier accelerator
     yield (
         "GradientAccumulationPlugin(sync_each_batch=True)",
         bool(accumulation.get("sync_each_batch")),

@@ -79,7 +79,7 @@ def tokens() -> LossCount:
 def find_count(tried: TriedLoss, dataset: Any, collate: Callable[[list[Any]], Any]) -> LossCount:
     """Return what a trainer's loss is a mean over; raise `ConfigError` if it is nothing known."""
     with _untouched(tried.trainer):
-        inputs = collate([dataset[index] for index in range(min(_ROWS, len(dataset)))])
+        inputs = _first_rows(dataset, collate)
         if not isinstance(inputs, Mapping):
             return samples()
         inputs = tried.trainer._prepare_inputs(inputs)
@@ -101,6 +101,27 @@ def find_count(tried: TriedLoss, dataset: Any, collate: Callable[[list[Any]], An
             )
             return usual
     return found
+
+
+def assume_count(tried: TriedLoss, dataset: Any, collate: Callable[[list[Any]], Any]) -> LossCount:
+    """Return what a trainer's loss is most likely a mean over, without running its model."""
+    with _untouched(tried.trainer):
+        inputs = _first_rows(dataset, collate)
+        if not isinstance(inputs, Mapping):
+            return samples()
+        if tried.items(inputs) is not None:
+            return items_of(tried)
+        found = _candidates(tried, inputs)[0]
+    logger.warning(
+        "with FSDP2 the loss is not tried, so evenstride assumes a mean over %s. If that is wrong, "
+        "give the trainer a weight_fn",
+        found.name,
+    )
+    return found
+
+
+def _first_rows(dataset: Any, collate: Callable[[list[Any]], Any]) -> Any:
+    return collate([dataset[index] for index in range(min(_ROWS, len(dataset)))])
 
 
 def _candidates(tried: TriedLoss, inputs: Inputs) -> list[LossCount]:

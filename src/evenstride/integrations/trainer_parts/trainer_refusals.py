@@ -46,7 +46,7 @@ def _engines(trainer: Any) -> Iterator[tuple[str, str]]:
     kind = str(getattr(trainer.accelerator.distributed_type, "value", ""))
     if kind in ("XLA", "TPU") or trainer.is_fsdp_xla_enabled:
         yield "TPUs", "train on GPUs or CPUs"
-    if kind == "MEGATRON_LM" or "smp" in args.parallel_mode.value:
+    if kind == "MEGATRON_LM" or args.parallel_mode.value == "sagemaker_model_parallel":
         yield "Megatron-LM and SageMaker's model parallelism", _DDP
     plugin = getattr(trainer.accelerator.state, "fsdp_plugin", None)
     if plugin is not None and getattr(plugin, "fsdp_version", 1) < 2:
