@@ -68,7 +68,7 @@ test-slow: $(VENV)/.dev
 	@status=0; \
 	$(SIDE_BY_SIDE) -m 'slow and not alone' tests || status=1; \
 	$(BIN)/python -m pytest -m 'slow and alone' tests || status=1; \
-	HYPOTHESIS_PROFILE=long $(BIN)/python -m pytest --timeout=600 $(LONG) || status=1; \
+	HYPOTHESIS_PROFILE=long $(SIDE_BY_SIDE) --timeout=600 $(LONG) || status=1; \
 	exit $$status
 
 # The integrations whose libraries `dev` does not install; without them, their tests are skipped.
