@@ -17,6 +17,7 @@ FLOOR_VENV ?= .venv-floor
 TESTS ?= tests
 PAGES := build/docs
 SIDE_BY_SIDE := $(BIN)/python -m pytest --numprocesses=auto --maxprocesses=8 --dist=worksteal
+INTEGRATIONS := $(patsubst %,tests/integrations/test_%.py,transformers ray streaming_data)
 LONG := tests/property/test_exactly_once.py tests/property/test_weighting.py
 
 .PHONY: setup demo test test-slow test-integrations test-floor check house format bench dist docs pages regen clean
@@ -68,13 +69,16 @@ test-slow: $(VENV)/.dev
 	@status=0; \
 	$(SIDE_BY_SIDE) -m 'slow and not alone' tests || status=1; \
 	$(BIN)/python -m pytest -m 'slow and alone' tests || status=1; \
-	HYPOTHESIS_PROFILE=long $(BIN)/python -m pytest --timeout=600 $(LONG) || status=1; \
+	HYPOTHESIS_PROFILE=long $(SIDE_BY_SIDE) --timeout=600 $(LONG) || status=1; \
 	exit $$status
 
 # The integrations whose libraries `dev` does not install; without them, their tests are skipped.
+# By files, as all tests of one share its cluster or its runs.
 test-integrations: $(VENV)/.integrations
-	$(BIN)/python -m pytest tests/integrations/test_transformers.py tests/integrations/test_ray.py \
-		tests/integrations/test_streaming_data.py
+	@status=0; \
+	$(SIDE_BY_SIDE) --dist=loadfile -m 'not alone' $(INTEGRATIONS) || status=1; \
+	$(BIN)/python -m pytest -m alone $(INTEGRATIONS) || status=1; \
+	exit $$status
 
 test-floor: pyproject.toml
 	$(PYTHON) -m venv $(FLOOR_VENV)

@@ -242,7 +242,7 @@ def test_a_faster_worker_never_gets_less(spec: str, octaves: list[int], fixed_ms
     fixed_s = [fixed_ms / 1e3] * count
     plant = Plant(spec, 60 * count, fixed_s, per_sample_s, members=_declared(speeds))
 
-    plant.run(60, steps=5)
+    plant.run(30, steps=5)
 
     for one, share in zip(speeds, plant.control.shares, strict=True):
         for other, others in zip(speeds, plant.control.shares, strict=True):
@@ -255,8 +255,8 @@ def test_late_decisions_do_not_make_it_swing(spec: str, lag: int, steps: int) ->
     slack = 1.35 if "omnilearn" in spec else 1.1  # its dead-band alone is 20 % of a share
     plant = Plant(spec, 240, [0.01, 0.02, 0.03], [0.001, 0.002, 0.003], lag=lag)
 
-    # Who moves one step at a time, and waits for its effect, needs as many more exchanges.
-    plant.run(50 if steps == 50 else max(200, 30 * lag), steps)
+    # Who moves one sample at a time, and waits for its effect, needs as many more exchanges.
+    plant.run({1: max(200, 10 * lag), 4: 60, 50: 20}[steps], steps)
     later = [plant.exchange(steps) for _ in range(12)]
 
     assert plant.step_s() < slack * plant.best_s()
@@ -309,7 +309,7 @@ def test_absurd_times_lead_to_no_absurd_shares(spec: str, data: st.DataObject) -
 
         assert sum(shares) == 48
         assert min(shares) >= 1
-    plant.run(20, steps=8)
+    plant.run(10, steps=8)
     assert sum(plant.control.shares) == 48
 
 
@@ -321,6 +321,6 @@ def test_the_split_recovers_from_an_absurd_time(spec: str, absurd_s: float) -> N
     plant.run(30)
 
     plant.tell([Observation(1, plant.control.shares[1], plant.step, (absurd_s,), (0.0,))])
-    plant.run(150, steps=2)
+    plant.run(60, steps=2)
 
     assert plant.step_s() < slack * plant.best_s()

@@ -18,13 +18,15 @@ from evenstride.testing.ranks import loopback_store
 
 # Ranks import what the tests import, also where another tree is installed.
 PYTHON_PATH = os.pathsep.join(sys.path)
+# What each rank would import anew, for as long as it takes to train ten steps.
+PRELOAD = ("evenstride.testing.faults.fault_injection", "numpy.ma", "pydantic.dataclasses")
 _KILLED_S = 10.0
 
 
 @functools.cache
 def zygote() -> FromZygote:
     """Return what all ranks are forked from, as importing torch takes longer than most runs."""
-    return FromZygote({**os.environ, **LOCAL, "PYTHONPATH": PYTHON_PATH})
+    return FromZygote({**os.environ, **LOCAL, "PYTHONPATH": PYTHON_PATH}, PRELOAD)
 
 
 def end_zygote() -> None:

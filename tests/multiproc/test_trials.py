@@ -134,7 +134,6 @@ def starts(folder: Path) -> dict[str, set[str]]:
     }
 
 
-@pytest.mark.alone
 def test_every_run_of_the_lab_starts_from_scratch(saved: Path, tmp_path: Path) -> None:
     before = contents(saved)
 
@@ -151,7 +150,6 @@ def test_every_run_of_the_lab_starts_from_scratch(saved: Path, tmp_path: Path) -
     assert not list((tmp_path / "runs").glob("checkpoints-*"))
 
 
-@pytest.mark.alone
 def test_every_run_of_the_lab_starts_from_the_same_checkpoint_if_asked(
     saved: Path, tmp_path: Path
 ) -> None:
@@ -164,7 +162,6 @@ def test_every_run_of_the_lab_starts_from_the_same_checkpoint_if_asked(
     assert starts(tmp_path) == {name: {"starts at 192"} for name in ("uniform-1", "adaptive-1")}
 
 
-@pytest.mark.alone
 def test_runs_of_the_lab_do_not_load_what_another_one_saved(tmp_path: Path) -> None:
     file = tmp_path / "model.pt"
 
