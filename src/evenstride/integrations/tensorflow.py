@@ -108,9 +108,11 @@ class TensorFlowStride(Stride):
         self._strategy = strategy
         self._binding = binding = RunBinding(self)
         self._marks = OutsideStep(self)
-        self._group = binding.own_group() if strategy is None else None
-        replicas = 1 if strategy is None else binding.world_size
-        self._sum = GradientSum(self._marks, self._group, replicas)
+        self._group = binding.own_group()
+        if strategy is None:
+            self._sum = GradientSum(self._marks, self._group, replicas=1)
+        else:
+            self._sum = GradientSum(self._marks, None, binding.world_size)
         self._reduction = "mean"
         self._by_hand = False  # whether the script calls `average` itself
         self.position = SavedPosition(self)
@@ -181,7 +183,7 @@ class TensorFlowStride(Stride):
 
         self._binding.agree("watch()", show, _judge)
         self._reduction = reduction
-        if self._group is not None:
+        if self._group is not None and self._strategy is None:
             with self._binding.waiting():
                 for variable in model.variables:
                     self._copy_from_first(variable)
@@ -209,10 +211,11 @@ class TensorFlowStride(Stride):
     def result(self, metric: Any) -> float:
         """Return the result of a metric of Keras over the samples of all workers; collective.
 
-        The metric must add up over samples, as `keras.metrics.Mean` and accuracies do. With a
-        strategy, ``metric.result()`` is that already, if the metric was made in its scope.
+        The metric must add up over samples, as `keras.metrics.Mean` and accuracies do. It keeps
+        what it has. The result of a metric made in the scope of a strategy is that of all workers
+        already.
         """
-        if self._group is None:
+        if self._group is None or self._of_strategy(metric):
             return float(metric.result())
         own = [variable.numpy() for variable in metric.variables]
         with self._binding.waiting():
@@ -240,6 +243,17 @@ class TensorFlowStride(Stride):
     def sync_batch_norm(self, *_: Any, **__: Any) -> NoReturn:
         """Raise `UsageError`: batch norm of Keras is not merged."""
         _refuse("sync_batch_norm", "use a layer that does not mix samples: GroupNormalization")
+
+    @property
+    def chief(self) -> bool:
+        """Whether this is worker 0, which prints and saves."""
+        return self._binding.rank == 0
+
+    def _of_strategy(self, metric: Any) -> bool:
+        return self._strategy is not None and all(
+            self._strategy.extended.variable_created_in_scope(variable.value)
+            for variable in metric.variables
+        )
 
     def _averaged(self, gradients: list[Any]) -> list[Any]:
         """Return the gradients of the global batch; of an optimizer."""
