@@ -26,12 +26,15 @@ from evenstride import Stream
 from evenstride.integrations.tensorflow import TensorFlowStride, connect
 from evenstride.integrations.tensorflow_parts.gradient_sum import GradientSum
 from tests.integrations import tensorflow_refusals
-from tests.integrations.tensorflow_task import (
+from tests.integrations.tensorflow_facts import (
     BATCH,
+    CUT_AFTER,
     EPOCHS,
     POLICY,
     SAMPLES,
     SHARES,
+)
+from tests.integrations.tensorflow_task import (
     alone,
     data,
     flat,
@@ -43,8 +46,6 @@ from tests.integrations.tensorflow_task import (
     weights,
 )
 from tests.multiproc.training import rows
-
-CUT_AFTER = 7  # steps, in the second epoch
 
 
 def in_scope(strategy: Any) -> Any:

@@ -14,39 +14,8 @@ import numpy as np
 import tensorflow as tf
 
 from evenstride.integrations.tensorflow import TensorFlowStride, connect
-from tests.integrations.tensorflow_task import BATCH, data, gradients_of, net, optimizer_of
-
-# Facts that each text must have.
-FACTS: dict[str, tuple[str, ...]] = {
-    "MirroredStrategy": ("MirroredStrategy", "MultiWorkerMirroredStrategy"),
-    "CentralStorageStrategy": ("CentralStorage", "MultiWorkerMirroredStrategy"),
-    "TPUStrategy": ("TPUStrategy", "MultiWorkerMirroredStrategy"),
-    "ParameterServerStrategy": ("ParameterServerStrategy", "MultiWorkerMirroredStrategy"),
-    "a scope": ("strategy=strategy",),
-    "an open batch": ("'auto'", "number of samples"),
-    "a mode": ("asp", "leave it out"),
-    "noise": ("noise_every",),
-    "an engine": ("engine",),
-    "a batched pipeline": ("batch()", "unbatch()"),
-    "a sharded pipeline": ("shard()",),
-    "a shuffled pipeline": ("seed=epoch",),
-    "a distributed data set": ("DistributedDataset",),
-    "arrays that do not fit": ("rows",),
-    "processes for a pipeline": ("num_workers", "num_parallel_calls"),
-    "micro-batches": ("max_micro_batch", "max_share"),
-    "a model that is not built": ("keras.Input",),
-    "a model outside of the scope": ("strategy.scope()",),
-    "a synchronized batch norm": ("synchronized",),
-    "another optimizer": ("keras.optimizers", "average"),
-    "a reduction": ("'median'",),
-    "two readings of a step": ("not averaged",),
-    "a step outside of the loop": ("outside the training loop",),
-    "fit": ("model.fit()", "GradientTape"),
-    "a loop without the strategy": ("strategy.run",),
-    "a scaled loss": ("scale()", "watch()"),
-    "a broken TF_CONFIG": ("TF_CONFIG",),
-    "a TF_CONFIG of others": ("TF_CONFIG", "RANK"),
-}
+from tests.integrations.tensorflow_facts import BATCH
+from tests.integrations.tensorflow_task import data, gradients_of, net, optimizer_of
 
 
 def refusals(strategy: Any) -> dict[str, str]:
@@ -160,4 +129,3 @@ def _of_config() -> dict[str, str]:
         with patch.dict(os.environ, {"TF_CONFIG": text, "RANK": "0"}):
             found[name] = _text(connect)
     return found
-

@@ -9,15 +9,17 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tests.integrations.tensorflow_facts import BATCH, EPOCHS, SAMPLES
 from tests.multiproc.training import rows
 from tests.order import epoch_order
 
-SAMPLES, BATCH, EPOCHS = 44, 10, 2
-STEPS_IN_EPOCH = -(-SAMPLES // BATCH)
-SHARES = (3, 7)
-POLICY = "static:3,7"
 CLIP = 0.05
-loss_fn = keras.losses.MeanSquaredError()
+# Keras computes a loss in float32, whatever its arguments are.
+LOSSES = {dtype: keras.losses.MeanSquaredError(dtype=dtype) for dtype in ("float32", "float64")}
+
+
+def loss_fn(y: Any, out: Any) -> Any:
+    return LOSSES[y.dtype.name](y, out)
 
 
 def data(dtype: str = "float64") -> tuple[Any, Any, Any]:

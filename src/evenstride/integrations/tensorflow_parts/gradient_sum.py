@@ -28,9 +28,7 @@ class GradientSum:
     those of the strategy; 1 without one.
     """
 
-    def __init__(
-        self, marks: OutsideStep, group: dist.ProcessGroup | None, replicas: int
-    ) -> None:
+    def __init__(self, marks: OutsideStep, group: dist.ProcessGroup | None, replicas: int) -> None:
         self._marks, self._group, self._replicas = marks, group, replicas
 
     def over_workers(self, gradients: Sequence[Any], reduction: str) -> list[Any]:

@@ -75,7 +75,9 @@ def check_options(global_batch: Any, options: Mapping[str, Any]) -> None:
             f'sync="{sync}" exchanges weights of torch; leave it out: in every step, the workers '
             "sum their gradients"
         )
-    if options.get("noise_every") or (options.get("noise_every") is None and environment.noise_every):
+    if options.get("noise_every") or (
+        options.get("noise_every") is None and environment.noise_every
+    ):
         raise ConfigError(
             "the noise of gradients is measured on those of torch only; leave noise_every and "
             "EVENSTRIDE_NOISE out"
