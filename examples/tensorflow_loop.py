@@ -19,12 +19,19 @@ import numpy as np
 import tensorflow as tf
 from sklearn.datasets import load_digits
 
-from evenstride.integrations.tensorflow import TensorFlowStride, connect
+from evenstride.integrations.tensorflow import TensorFlowLoader, TensorFlowStride, connect
 
 
 def model_of() -> keras.Model:
     layers = [keras.layers.Dense(1024, activation="relu") for _ in range(2)]
     return keras.Sequential([keras.Input((64,)), *layers, keras.layers.Dense(10)])
+
+
+def accuracy_of(stride: TensorFlowStride, model: keras.Model, tests: TensorFlowLoader) -> float:
+    accuracy = keras.metrics.SparseCategoricalAccuracy()
+    for x, y in tests:
+        accuracy.update_state(y, model(x))
+    return stride.result(accuracy)  # 8: over the samples of all workers
 
 
 def main(args: argparse.Namespace) -> None:
@@ -62,16 +69,12 @@ def main(args: argparse.Namespace) -> None:
     saves = args.checkpoint and stride.chief
     manager = tf.train.CheckpointManager(state, args.checkpoint, 2) if saves else None
 
-    accuracy = keras.metrics.SparseCategoricalAccuracy()
     for epoch in range(stride.epoch, args.epochs):  # 7: instead of range(epochs)
         for x, y in loader:
             train_step(x, y)
             if manager and stride.step % args.save_every == 0:
                 manager.save()
-        accuracy.reset_state()
-        for x, y in tests:
-            accuracy.update_state(y, model(x))
-        right = stride.result(accuracy)  # 8: over the samples of all workers
+        right = accuracy_of(stride, model, tests)
         if stride.chief:
             print(f"epoch {epoch + 1}: accuracy {right:.3f}")
     if stride.chief:

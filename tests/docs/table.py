@@ -126,6 +126,7 @@ LAB_MODES = ("tests/multiproc/test_lab_modes.py", '"--sync"')
 LAB_OPTIONS = ("tests/unit/cli/test_outcome.py", '"--change", "60:1,0.4"')
 DEMO = ("tests/unit/lab/demo/test_demo_run.py", "run_demo(")
 RAY = ("tests/integrations/test_ray.py", '"examples/ray_train.py"')
+TENSORFLOW = ("tests/integrations/test_tensorflow.py", "examples/tensorflow_loop.py")
 TRANSFORMERS = ("tests/integrations/trainer_uses.py", "transformers_trainer.main(")
 ONLINE = ("tests/multiproc/test_online.py", '"plan", "--online"')
 WITH = ("tests/unit/cli/commands/test_trace.py", '"--with"')
@@ -150,6 +151,8 @@ ELSEWHERE = {
     ),
     "torchrun --nproc-per-node 2 examples/transformers_trainer.py --cpu": TRANSFORMERS,
     "python examples/ray_train.py --workers 2": RAY,
+    "torchrun --nproc-per-node 2 examples/tensorflow_loop.py": TENSORFLOW,
+    "torchrun --nproc-per-node 2 examples/tensorflow_loop.py --checkpoint saved": TENSORFLOW,
     "torchrun --nproc-per-node 2 examples/accelerate_loop.py --cpu": ACCELERATE,
     "torchrun --nproc-per-node 2 examples/accelerate_loop.py --cpu --checkpoint saved": ACCELERATE,
     "torchrun --nproc-per-node 2 examples/lightning_fabric.py --accelerator cpu": FABRIC,
@@ -221,6 +224,10 @@ NOT_RUN = {
     "pip install 'evenstride[accelerate,demo]'": NETWORK,
     "pip install 'evenstride[lightning,demo]'": NETWORK,
     "evenstride lab --speeds 1,0.5,0.25 -- examples/ray_train.py": "needs Ray and three workers",
+    "evenstride lab --speeds 1,0.5,0.25 -- examples/tensorflow_loop.py": (
+        "needs TensorFlow and three workers"
+    ),
+    "pip install 'evenstride[tensorflow,demo]'": NETWORK,
     "torchft_lighthouse --min_replicas 2 --join_timeout_ms 10000 --heartbeat_timeout_ms 2000": (
         LIGHTHOUSE
     ),

@@ -1,4 +1,4 @@
-"""Figures and texts of the tests of TensorFlow, for programs with TensorFlow and for pytest without."""
+"""Figures and texts of the tests of TensorFlow, also for pytest, without TensorFlow."""
 
 from __future__ import annotations
 

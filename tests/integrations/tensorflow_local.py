@@ -14,7 +14,7 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from unittest.mock import patch
 
 import keras
@@ -52,7 +52,9 @@ def in_scope(strategy: Any) -> Any:
     return strategy.scope() if strategy else contextlib.nullcontext()
 
 
-def kept_loop(strategy: Any, reduction: str = "mean", saved: Path | None = None) -> dict[str, Any]:
+def kept_loop(
+    strategy: Any, reduction: Literal["mean", "sum"] = "mean", saved: Path | None = None
+) -> dict[str, Any]:
     """Train as a script does whose optimizer is watched; its clipping sees the global batch."""
     stride = TensorFlowStride(BATCH, strategy=strategy, policy=POLICY)
     loader = stride.loader(data())
@@ -73,11 +75,11 @@ def kept_loop(strategy: Any, reduction: str = "mean", saved: Path | None = None)
 
     traces: list[int] = []
 
-    @tf.function(input_signature=loader.element_spec)
-    def train_step(ids: Any, x: Any, y: Any) -> Any:
+    def traced(ids: Any, x: Any, y: Any) -> Any:
         traces.append(1)
         return strategy.run(step, args=(x, y)) if strategy else step(x, y)
 
+    train_step = tf.function(traced, input_signature=loader.element_spec)
     trained = []
     for _ in range(EPOCHS):
         for ids, x, y in loader:
@@ -143,14 +145,11 @@ def uneven(strategy: Any) -> list[float]:
     before, (_, x, y), ids = model.get_weights(), data(), next(orders())
     ids = ids[: SHARES[0]] if dist.get_rank() == 0 else ids[SHARES[0] :]
 
-    @tf.function
-    def train_step(x: Any, y: Any) -> None:
-        def step(x: Any, y: Any) -> None:
-            _, gradients = gradients_of(model, x, y)
-            optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+    def step(x: Any, y: Any) -> None:
+        _, gradients = gradients_of(model, x, y)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
 
-        strategy.run(step, args=(x, y))
-
+    train_step = tf.function(lambda x, y: strategy.run(step, args=(x, y)))
     train_step(tf.constant(x[ids]), tf.constant(y[ids]))
     return flat(old - new for old, new in zip(before, model.get_weights(), strict=True))
 
@@ -175,9 +174,10 @@ def streamed() -> dict[str, Any]:
     spec = [list(one.shape) for one in loader.element_spec]
     stride.close()
     other = TensorFlowStride(BATCH, policy=POLICY)
-    mixed = [some.numpy().tolist() for some, _, _ in untrained(other, other.loader(shuffled))]
+    batches = untrained(other, other.loader(shuffled))
+    mixed = [number for some, _, _ in batches for number in some.numpy().tolist()]
     other.close()
-    return {"trained": trained, "mixed": sum(mixed, []), "spec": spec}
+    return {"trained": trained, "mixed": mixed, "spec": spec}
 
 
 def untrained(stride: TensorFlowStride, loader: Any) -> Any:
@@ -196,14 +196,14 @@ def scaled_loss() -> dict[str, Any]:
     stride.watch(model, scaler)
     spoiled = tf.Variable(1.0)
 
-    @tf.function(input_signature=loader.element_spec)
-    def train_step(ids: Any, x: Any, y: Any) -> None:
+    def step(_: Any, x: Any, y: Any) -> None:
         with tf.GradientTape() as tape:
             out = model(x, training=True)
             scaled = scaler.scale_loss(loss_fn(y, tf.cast(out, tf.float32))) * spoiled
         gradients = tape.gradient(scaled, model.trainable_variables)
         scaler.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
 
+    train_step = tf.function(step, input_signature=loader.element_spec)
     before, iterations = weights(model), []
     for ids, x, y in loader:
         spoiled.assign(np.inf if stride.step == 1 and dist.get_rank() == 0 else 1.0)
@@ -234,10 +234,7 @@ def sparse(strategy: Any) -> list[float]:
         gradients = tape.gradient(loss, model.trainable_variables)
         optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
 
-    @tf.function
-    def train_step(ids: Any) -> None:
-        strategy.run(step, args=(ids,)) if strategy else step(ids)
-
+    train_step = tf.function(lambda ids: strategy.run(step, args=(ids,)) if strategy else step(ids))
     for ids in stride.loader(data()[0]):
         train_step(ids)
         break
@@ -248,7 +245,7 @@ def sparse(strategy: Any) -> list[float]:
 class NoShare:
     """Marks of a worker without samples."""
 
-    def ready(self, reduction: str) -> float:
+    def ready(self, _: str) -> float:
         return 0.0
 
     def summed(self) -> None:
@@ -265,9 +262,8 @@ def placeholder() -> list[float]:
 def evaluated() -> dict[str, Any]:
     """Return the samples and the metric of an evaluation."""
     stride = TensorFlowStride(BATCH, policy=POLICY)
-    _, x, y = data()
     metric, own = keras.metrics.MeanSquaredError(dtype="float64"), []
-    for ids, x, y in stride.loader(data(), train=False):
+    for ids, _, y in stride.loader(data(), train=False):
         metric.update_state(y, tf.zeros_like(y))
         own += ids.numpy().tolist()
     result, kept = stride.result(metric), float(metric.result())

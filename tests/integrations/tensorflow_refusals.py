@@ -24,11 +24,12 @@ def refusals(strategy: Any) -> dict[str, str]:
         name: _text(partial(TensorFlowStride, BATCH, strategy=one))
         for name, one in _strategies().items()
     }
-    for name, options in {
+    of_torch: dict[str, dict[str, Any]] = {
         "a mode": {"sync": "asp"},
         "noise": {"noise_every": 3},
         "an engine": {"engine": "none"},
-    }.items():
+    }
+    for name, options in of_torch.items():
         found[name] = _text(partial(TensorFlowStride, BATCH, **options))
     open_batch: Any = "auto"
     found["an open batch"] = _text(partial(TensorFlowStride, open_batch))

@@ -1,4 +1,4 @@
-"""What the workers train in tests of TensorFlow, and what one process comes to without evenstride."""
+"""What workers of TensorFlow train in tests, and what one process comes to without us."""
 
 from __future__ import annotations
 

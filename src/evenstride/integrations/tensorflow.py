@@ -26,7 +26,6 @@ from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Literal, NoReturn
 
-import keras
 import numpy as np
 import tensorflow as tf
 import torch

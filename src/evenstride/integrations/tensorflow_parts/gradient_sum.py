@@ -43,8 +43,8 @@ class GradientSum:
         total = self._summed([_times(gradient, factor) for gradient in own])
         # A function runs as a whole, so nothing can come between the sum and its use.
         ends = self._ended if tf.inside_function() else self._marks.summed
-        total = iter(_after(_in_order(lambda: ends() or 0.0, total, tf.float64), total))
-        return [None if gradient is None else next(total) for gradient in gradients]
+        whole = iter(_after(_in_order(lambda: ends() or 0.0, total, tf.float64), total))
+        return [None if gradient is None else next(whole) for gradient in gradients]
 
     def applied(self) -> None:
         """Mark that an eager step has updated the weights."""

@@ -65,8 +65,8 @@ def check_options(global_batch: Any, options: Mapping[str, Any]) -> None:
     """Raise `ConfigError` for arguments of `Stride` that need gradients or optimizers of torch."""
     if not isinstance(global_batch, int):
         raise ConfigError(
-            f"global_batch is {global_batch!r}, but a batch that is chosen during the run needs the "
-            "noise of torch gradients; give a number of samples"
+            f"global_batch is {global_batch!r}, but to choose it during the run, evenstride needs "
+            "the noise of torch gradients; give a number of samples"
         )
     environment = read_environment(os.environ)
     sync = options.get("sync") or environment.sync or "bsp"
@@ -91,9 +91,9 @@ def check_model(model: Any, strategy: Any, reduction: Any) -> None:
     """Raise `ConfigError` unless a model can be trained exactly."""
     if reduction not in ("mean", "sum"):
         raise ConfigError(
-            f'reduction is {reduction!r}; give "mean" for a loss that is a mean over this worker\'s '
-            'batch, or "sum" for one that adds up over the workers, such as a sum divided by the '
-            "global batch"
+            f'reduction is {reduction!r}; give "mean" for a loss that is a mean over the batch of '
+            'this worker, or "sum" for one that adds up over the workers, such as a sum divided by '
+            "the global batch"
         )
     if not model.variables:
         raise ConfigError(
@@ -112,8 +112,8 @@ def check_model(model: Any, strategy: Any, reduction: Any) -> None:
         for variable in model.trainable_variables
     ):
         raise ConfigError(
-            "the model was not made in the scope of the strategy, so each worker would have its own "
-            "weights; make it, and the optimizer, inside `with strategy.scope():`"
+            "the model was not made in the scope of the strategy, so each worker would have "
+            "weights of its own; make it, and the optimizer, inside `with strategy.scope():`"
         )
 
 
