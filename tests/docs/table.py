@@ -283,6 +283,12 @@ SNIPPETS_ELSEWHERE = {
         "max_micro_batch",
     ),
     "ray: TorchTrainer(": ("tests/integrations/ray_cluster.py", "TorchTrainer("),
+    "tensorflow: from evenstride import Stream": (
+        "tests/integrations/tensorflow_local.py",
+        "pipeline.shuffle(50, seed=epoch)",
+    ),
+    "tensorflow: state = tf.train.Checkpoint(model=model, optimizer=optimizer, "
+    "position=stride.position)": ("examples/tensorflow_loop.py", "tf.train.CheckpointManager("),
     'streaming-data: data = load_dataset("json", data_files=files, split="train", '
     "streaming=True).shuffle(seed=3)": ("tests/integrations/digit_streams.py", "streaming=True"),
     "streaming-data: loader = stride.loader(evenstride.Stream(data, transform=tokenize), "
