@@ -46,6 +46,7 @@ SLOW = (
     "integrations/test_lightning_options.py",
     "integrations/test_streaming_data.py",
     "integrations/test_ray.py",
+    "integrations/test_tensorflow.py",
     "live/",
     "multiproc/test_examples.py",
     "multiproc/test_free.py",

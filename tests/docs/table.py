@@ -126,6 +126,7 @@ LAB_MODES = ("tests/multiproc/test_lab_modes.py", '"--sync"')
 LAB_OPTIONS = ("tests/unit/cli/test_outcome.py", '"--change", "60:1,0.4"')
 DEMO = ("tests/unit/lab/demo/test_demo_run.py", "run_demo(")
 RAY = ("tests/integrations/test_ray.py", '"examples/ray_train.py"')
+TENSORFLOW = ("tests/integrations/test_tensorflow.py", "examples/tensorflow_loop.py")
 TRANSFORMERS = ("tests/integrations/trainer_uses.py", "transformers_trainer.main(")
 ONLINE = ("tests/multiproc/test_online.py", '"plan", "--online"')
 WITH = ("tests/unit/cli/commands/test_trace.py", '"--with"')
@@ -150,6 +151,8 @@ ELSEWHERE = {
     ),
     "torchrun --nproc-per-node 2 examples/transformers_trainer.py --cpu": TRANSFORMERS,
     "python examples/ray_train.py --workers 2": RAY,
+    "torchrun --nproc-per-node 2 examples/tensorflow_loop.py": TENSORFLOW,
+    "torchrun --nproc-per-node 2 examples/tensorflow_loop.py --checkpoint saved": TENSORFLOW,
     "torchrun --nproc-per-node 2 examples/accelerate_loop.py --cpu": ACCELERATE,
     "torchrun --nproc-per-node 2 examples/accelerate_loop.py --cpu --checkpoint saved": ACCELERATE,
     "torchrun --nproc-per-node 2 examples/lightning_fabric.py --accelerator cpu": FABRIC,
@@ -221,6 +224,10 @@ NOT_RUN = {
     "pip install 'evenstride[accelerate,demo]'": NETWORK,
     "pip install 'evenstride[lightning,demo]'": NETWORK,
     "evenstride lab --speeds 1,0.5,0.25 -- examples/ray_train.py": "needs Ray and three workers",
+    "evenstride lab --speeds 1,0.5,0.25 -- examples/tensorflow_loop.py": (
+        "needs TensorFlow and three workers"
+    ),
+    "pip install 'evenstride[tensorflow,demo]'": NETWORK,
     "torchft_lighthouse --min_replicas 2 --join_timeout_ms 10000 --heartbeat_timeout_ms 2000": (
         LIGHTHOUSE
     ),
@@ -276,6 +283,12 @@ SNIPPETS_ELSEWHERE = {
         "max_micro_batch",
     ),
     "ray: TorchTrainer(": ("tests/integrations/ray_cluster.py", "TorchTrainer("),
+    "tensorflow: from evenstride import Stream": (
+        "tests/integrations/tensorflow_local.py",
+        "pipeline.shuffle(50, seed=epoch)",
+    ),
+    "tensorflow: state = tf.train.Checkpoint(model=model, optimizer=optimizer, "
+    "position=stride.position)": ("examples/tensorflow_loop.py", "tf.train.CheckpointManager("),
     'streaming-data: data = load_dataset("json", data_files=files, split="train", '
     "streaming=True).shuffle(seed=3)": ("tests/integrations/digit_streams.py", "streaming=True"),
     "streaming-data: loader = stride.loader(evenstride.Stream(data, transform=tokenize), "

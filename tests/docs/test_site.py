@@ -48,6 +48,7 @@ PUBLIC = (
     "evenstride.integrations.accelerate",
     "evenstride.integrations.lightning",
     "evenstride.integrations.ray",
+    "evenstride.integrations.tensorflow",
     "evenstride.integrations.streaming_data",
     "evenstride.integrations.torchft",
     "evenstride.integrations.transformers",

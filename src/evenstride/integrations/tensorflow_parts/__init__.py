@@ -1,0 +1,1 @@
+"""Parts of tensorflow.py: addresses of workers, batches, the average, optimizers, refusals."""
