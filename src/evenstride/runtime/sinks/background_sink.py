@@ -72,8 +72,9 @@ class BackgroundSink:
         if self._error is not None:
             raise self._error
         if self._thread.is_alive():
+            left = self.waiting - 1  # without the mark of the end
             raise TimeoutError(
-                f"{self.waiting} snapshots are not written after {self._close_s:g} s and are lost"
+                f"after {self._close_s:g} s, snapshots not yet written: {left}; they are lost"
             )
 
     def _put(self, snapshot: Snapshot | None) -> None:

@@ -7,7 +7,7 @@ import os
 from typing import Any
 
 from evenstride.errors import ConfigError
-from evenstride.runtime.sinks.snapshot import Snapshot
+from evenstride.runtime.sinks.snapshot import Snapshot, error_text
 from evenstride.runtime.sinks.tracker_rows import rows_of, tag_of
 
 logger = logging.getLogger("evenstride")
@@ -42,7 +42,7 @@ class MlflowSink:
             self._client, self._run_id = _started(where) if active is None else _joined(active)
         except Exception as error:  # of MLflow, of its network, of its database
             raise ConfigError(
-                f"MLflow cannot start a run ({type(error).__name__}: {error}); check "
+                f"MLflow cannot start a run ({error_text(error)}); check "
                 "MLFLOW_TRACKING_URI and MLFLOW_RUN_ID, name a store such as "
                 "mlflow:sqlite:///runs/mlflow.db, or remove the sink mlflow"
             ) from None

@@ -87,6 +87,15 @@ def neutral(text: str) -> str:
     )
 
 
+def error_text(error: Exception) -> str:
+    r"""Return type and text of an error, in one line.
+
+    >>> error_text(OSError("no answer\\n  in 3 s"))
+    'OSError: no answer in 3 s'
+    """
+    return neutral(" ".join(f"{type(error).__name__}: {error}".split()))
+
+
 class Sample(NamedTuple):
     """One value: the metric's name in `METRICS`, its label (empty for the run), and the number."""
 

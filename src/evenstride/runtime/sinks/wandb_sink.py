@@ -7,7 +7,7 @@ import os
 from typing import Any
 
 from evenstride.errors import ConfigError
-from evenstride.runtime.sinks.snapshot import Snapshot
+from evenstride.runtime.sinks.snapshot import Snapshot, error_text
 from evenstride.runtime.sinks.tracker_rows import rows_of, tag_of
 
 logger = logging.getLogger("evenstride")
@@ -85,7 +85,7 @@ def _started(project: str) -> Any:
         )
     except Exception as error:  # of W&B, of its service, of the disk
         raise ConfigError(
-            f"W&B cannot start a run ({type(error).__name__}: {error}); log in with wandb login, "
+            f"W&B cannot start a run ({error_text(error)}); log in with wandb login, "
             "check WANDB_BASE_URL, set WANDB_MODE=offline to write to WANDB_DIR only, or remove "
             "the sink wandb"
         ) from None
