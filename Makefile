@@ -1,5 +1,5 @@
 # make demo   see the idea on this machine            make test   prove the promises
-# make test-slow  faults, examples, site, measuring     make test-integrations  transformers, Ray, streaming data
+# make test-slow  faults, examples, site, measuring     make test-integrations  transformers, Ray, data, trackers
 # make check  formatting, lint, types, layers         make bench  what it costs
 # make docs   build the documentation                 make dist   wheel and sdist, checked
 # make setup  everything for developers
@@ -43,7 +43,7 @@ $(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
 	@touch $@
 
 $(VENV)/.integrations: pyproject.toml constraints.txt | $(VENV)/.dev
-	@echo "installing transformers, Ray and readers of streaming data into $(VENV) ..."
+	@echo "installing transformers, Ray, trackers and readers of streaming data into $(VENV) ..."
 	$(PIP_INSTALL) --editable '.[demo,dev,integrations]'
 	@touch $@
 
@@ -74,7 +74,8 @@ test-slow: $(VENV)/.dev
 # The integrations whose libraries `dev` does not install; without them, their tests are skipped.
 test-integrations: $(VENV)/.integrations
 	$(BIN)/python -m pytest tests/integrations/test_transformers.py tests/integrations/test_ray.py \
-		tests/integrations/test_streaming_data.py
+		tests/integrations/test_streaming_data.py tests/integrations/test_trackers.py \
+		tests/integrations/test_grafana.py
 
 test-floor: pyproject.toml
 	$(PYTHON) -m venv $(FLOOR_VENV)

@@ -35,7 +35,7 @@ class WandbSink:
         active = wandb.run
         self._run: Any = _started(project) if active is None else active
         self._shared = active is not None
-        self._rows = self._run.step  # W&B's number of the next row, if nobody else logs
+        self._rows = self._run.step  # W&B's number of the next row, if nothing else logs
         # Rows have numbers of their own in W&B, which never fall; ours may after a crash.
         self._run.define_metric("evenstride*", step_metric=_STEP)
         where = self._run.sync_dir if self._run.offline else self._run.url
