@@ -4,9 +4,9 @@
 
 Workers are synthetic, the leader and the sinks are real. The benchmark measures the processor time
 of the whole process, which includes threads of the sinks, and that of W&B's service. It also
-measures how long the control thread is held. W&B writes offline, MLflow to SQLite. Exchanges are at least 0.3 s apart, and
-5 s in steady state. The budget of evenstride as a whole is 0.25 ms of a 50 ms step and 0.1 ms of a
-5 ms step.
+measures how long the control thread is held. W&B writes offline, MLflow to SQLite. Exchanges are
+at least 0.3 s apart, and 5 s in steady state. The budget of evenstride as a whole is 0.25 ms of a
+50 ms step and 0.1 ms of a 5 ms step.
 """
 
 from __future__ import annotations

@@ -294,6 +294,9 @@ SNIPPETS_NOT_RUN = {
         "reads LOCAL_RANK, which a launcher sets"
     ),
     "catalogue: from datetime import date#2": "asks for prices over the network",
+    'trackers: run = wandb.init(project="my-project")': (
+        "needs W&B; tests/integrations/test_trackers.py has both orders"
+    ),
     'two-gpus: local_rank = int(os.environ["LOCAL_RANK"])': "needs two GPUs",
 }
 # Snippets that a rank of these tests cannot run word for word: what is replaced by what.

@@ -125,7 +125,9 @@ def _lost(given: Any, kept: Any, path: str = "") -> Iterator[str]:
     """Yield the paths of what a model does not know."""
     if isinstance(given, dict) and isinstance(kept, dict):
         for key, value in given.items():
-            yield from _lost(value, kept[key], f"{path}/{key}") if key in kept else [f"{path}/{key}"]
+            yield from (
+                _lost(value, kept[key], f"{path}/{key}") if key in kept else [f"{path}/{key}"]
+            )
     elif isinstance(given, list) and isinstance(kept, list) and len(given) == len(kept):
         for place, pair in enumerate(zip(given, kept, strict=True)):
             yield from _lost(*pair, f"{path}/{place}")

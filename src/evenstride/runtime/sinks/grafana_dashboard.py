@@ -15,6 +15,7 @@ from evenstride.runtime.sinks.snapshot import BY_NAME, PREFIX
 
 _SCHEMA = 39
 _COLUMNS = 24  # of Grafana's grid
+# A variable of the dashboard, so that one file suits every installation.
 _SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 _SLOW, _LOW = 0.9, 0.7  # own speeds from which `evenstride top` has colours
 _UNITS = {"s": "s", "bytes": "bytes", "samples": "none", "1": "none", "0 or 1": "none"}
@@ -38,6 +39,7 @@ class _Panel(NamedTuple):
     stacked: bool = False
 
 
+# What `evenstride top` shows above its table of workers.
 _NUMBERS = (
     _Panel("stat", "Step", [_Figure("step")], 3, 4),
     _Panel("stat", "Epochs", [_Figure("epochs")], 3, 4),
@@ -54,6 +56,7 @@ _NUMBERS = (
         4,
     ),
 )
+# The table of `evenstride top`, with its headings.
 _WORKERS = _Panel(
     "table",
     "Workers",
@@ -71,6 +74,7 @@ _WORKERS = _Panel(
     24,
     8,
 )
+# What a terminal has no room for: how these numbers came about.
 _OVER_TIME = (
     _Panel(
         "timeseries",
@@ -197,6 +201,7 @@ def _drawn(panel: _Panel) -> dict[str, Any]:
 def _target(number: int, figure: _Figure, *, table: bool) -> dict[str, Any]:
     metric = BY_NAME[figure.metric]
     legend = figure.name or (f"{{{{{metric.label}}}}}" if metric.label else metric.name)
+    # A table shows the present only; without `range`, Grafana would ask for the past as well.
     how = {"format": "table", "instant": True, "range": False} if table else {"range": True}
     return {
         "refId": _letter(number),
@@ -221,7 +226,7 @@ def _fields(panel: _Panel) -> dict[str, Any]:
         drawn = {"fillOpacity": 30 if panel.stacked else 0, "stacking": {"mode": mode}}
         defaults["custom"] = {**drawn, "showPoints": "never", "spanNulls": True}
     elif panel.kind == "table":
-        for one in panel.figures:
+        for one in panel.figures:  # columns have units of their own
             known = {"id": "unit", "value": _UNITS[BY_NAME[one.metric].unit]}
             properties = [known, *_coloured(one.metric)]
             matcher = {"id": "byName", "options": one.name}
@@ -246,6 +251,7 @@ def _coloured(metric: str) -> list[dict[str, Any]]:
 
 def _one_row_each(figures: Sequence[_Figure]) -> list[dict[str, Any]]:
     """Return the transformations from a table for each metric to a row for each worker."""
+    # Grafana names the column of a value after its query.
     names = {f"Value #{_letter(n)}": one.name for n, one in enumerate(figures)}
     hidden = dict.fromkeys(("Time", "__name__", "instance", "job"), True)
     order = {name: place for place, name in enumerate(["worker", *names])}

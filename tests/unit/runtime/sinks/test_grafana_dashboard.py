@@ -7,14 +7,13 @@ import re
 from itertools import combinations
 from pathlib import Path
 
-import pytest
 from typer.testing import CliRunner
 
 from evenstride.cli.main import app
+from evenstride.errors import ConfigError
 from evenstride.runtime.sinks.grafana_dashboard import dashboard
 from evenstride.runtime.sinks.snapshot import METRICS, PREFIX
 from tests.messages import check_message, raises_message
-from evenstride.errors import ConfigError
 
 PANELS = dashboard()["panels"]
 QUERY = re.compile(rf'{PREFIX}(\w+){{instance="\$run"}}')
@@ -41,7 +40,7 @@ def test_the_table_has_what_top_shows_of_a_worker() -> None:
 def test_panels_do_not_overlap_and_stay_in_the_grid() -> None:
     places = [panel["gridPos"] for panel in PANELS]
 
-    assert all(0 <= one["x"] and one["x"] + one["w"] <= 24 for one in places)
+    assert all(one["x"] >= 0 and one["x"] + one["w"] <= 24 for one in places)
     for one, other in combinations(places, 2):
         beside = one["x"] + one["w"] <= other["x"] or other["x"] + other["w"] <= one["x"]
         below = one["y"] + one["h"] <= other["y"] or other["y"] + other["h"] <= one["y"]
@@ -60,6 +59,4 @@ def test_the_command_writes_or_prints_the_dashboard(tmp_path: Path) -> None:
 
 def test_a_path_that_cannot_be_written_is_refused() -> None:
     with raises_message(ConfigError, "/proc/nowhere/a.json"):
-        CliRunner().invoke(
-            app, ["grafana", "-o", "/proc/nowhere/a.json"], catch_exceptions=False
-        )
+        CliRunner().invoke(app, ["grafana", "-o", "/proc/nowhere/a.json"], catch_exceptions=False)
