@@ -1,5 +1,5 @@
 # make demo   see the idea on this machine            make test   prove the promises
-# make test-slow  faults, examples, site, measuring     make test-integrations  transformers, Ray, TensorFlow, streaming data
+# make test-slow  faults, examples, site, measuring     make test-integrations  transformers, Ray, TensorFlow, data, trackers
 # make check  formatting, lint, types, layers         make bench  what it costs
 # make docs   build the documentation                 make dist   wheel and sdist, checked
 # make setup  everything for developers
@@ -17,7 +17,7 @@ FLOOR_VENV ?= .venv-floor
 TESTS ?= tests
 PAGES := build/docs
 SIDE_BY_SIDE := $(BIN)/python -m pytest --numprocesses=auto --maxprocesses=8 --dist=worksteal
-INTEGRATIONS := $(patsubst %,tests/integrations/test_%.py,transformers ray streaming_data tensorflow)
+INTEGRATIONS := $(patsubst %,tests/integrations/test_%.py,transformers ray streaming_data tensorflow trackers grafana)
 LONG := tests/property/test_exactly_once.py tests/property/test_weighting.py
 
 .PHONY: setup demo test test-slow test-integrations test-floor check house format bench dist docs pages regen clean
@@ -44,7 +44,7 @@ $(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
 	@touch $@
 
 $(VENV)/.integrations: pyproject.toml constraints.txt | $(VENV)/.dev
-	@echo "installing transformers, Ray, TensorFlow and readers of streaming data into $(VENV) ..."
+	@echo "installing transformers, Ray, TensorFlow, trackers and readers of streaming data into $(VENV) ..."
 	$(PIP_INSTALL) --editable '.[demo,dev,integrations]'
 	@touch $@
 

@@ -35,6 +35,7 @@ RUN = [
     "evenstride top runs/today --json",
     "evenstride top runs/today --once --all",
     "evenstride top runs/demo --json",
+    "evenstride grafana -o grafana.json",
     "evenstride report runs/today",
     "evenstride report runs/demo",
     "evenstride report runs/uniform runs/adaptive -o compared.html --figures figures",
@@ -220,6 +221,8 @@ NOT_RUN = {
     "kill -KILL $node $(pgrep -P $node)": NODES,
     "kill -TERM $node": NODES,
     "pip install 'evenstride[plan]'": NETWORK,
+    "pip install 'evenstride[wandb]'": NETWORK,
+    "pip install 'evenstride[mlflow]'": NETWORK,
     "pip install torchft": NETWORK,
     "pip install 'evenstride[accelerate,demo]'": NETWORK,
     "pip install 'evenstride[lightning,demo]'": NETWORK,
@@ -304,6 +307,9 @@ SNIPPETS_NOT_RUN = {
         "reads LOCAL_RANK, which a launcher sets"
     ),
     "catalogue: from datetime import date#2": "asks for prices over the network",
+    'trackers: run = wandb.init(project="my-project")': (
+        "needs W&B; tests/integrations/test_trackers.py has both orders"
+    ),
     'two-gpus: local_rank = int(os.environ["LOCAL_RANK"])': "needs two GPUs",
 }
 # Snippets that a rank of these tests cannot run word for word: what is replaced by what.

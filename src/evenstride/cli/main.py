@@ -34,6 +34,7 @@ COMMANDS: dict[str, dict[str, Any]] = {
     "profile": _SCRIPT,
     "plan": {},
     "top": {},
+    "grafana": {},
     "report": {},
     "trace": {},
     "doctor": {},

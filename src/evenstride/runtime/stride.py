@@ -75,8 +75,9 @@ class Stride:
             set; else 10 if the global batch is chosen during the run, and 0 if not. See the page
             on gradient noise.
         sinks: Where rank 0 writes metrics during training, such as ``csv:metrics.csv``,
-            ``tensorboard:runs/tb`` or ``prometheus:9108``, or an object with the methods of
-            `Sink`. Give several as a list, or as text separated by commas. ``None`` uses
+            ``tensorboard:runs/tb``, ``prometheus:9108``, ``wandb:PROJECT`` or
+            ``mlflow:EXPERIMENT``, or an object with the methods of `Sink`. Give several as a list,
+            or as text separated by commas. ``None`` uses
             ``EVENSTRIDE_SINKS``, if set. See the page on metrics.
         alert_below: Fraction of a worker's best sustained speed below which the log names the
             worker; 0 for never. ``None`` uses ``EVENSTRIDE_ALERT_BELOW``, if set, else 0.7.

@@ -20,6 +20,7 @@ COMMANDS = (
     "profile",
     "plan",
     "top",
+    "grafana",
     "report",
     "trace",
     "doctor",

@@ -10,17 +10,31 @@ from typing import Any
 
 from evenstride.core.spec import parse_spec
 from evenstride.errors import ConfigError
+from evenstride.runtime.sinks.background_sink import BackgroundSink
 from evenstride.runtime.sinks.csv_sink import CsvSink
+from evenstride.runtime.sinks.mlflow_sink import MlflowSink
 from evenstride.runtime.sinks.prometheus_sink import PrometheusSink, why
 from evenstride.runtime.sinks.snapshot import Sink
 from evenstride.runtime.sinks.tensorboard_sink import TensorBoardSink
+from evenstride.runtime.sinks.wandb_sink import WandbSink
 
 LOOPBACK = "127.0.0.1"
-POSSIBLE = "csv:FILE, prometheus:[HOST:]PORT and tensorboard:FOLDER"
-_PACKAGES = {"prometheus": "prometheus-client", "tensorboard": "tensorboard"}
+POSSIBLE = (
+    "csv:FILE, mlflow:EXPERIMENT, prometheus:[HOST:]PORT, tensorboard:FOLDER and wandb:PROJECT"
+)
+_PACKAGES = {
+    "mlflow": "mlflow-skinny",
+    "prometheus": "prometheus-client",
+    "tensorboard": "tensorboard",
+    "wandb": "wandb",
+}
+# The environment may say where these write.
+_TRACKERS = ("mlflow", "wandb")
 _KINDS = ("csv", *_PACKAGES)
 _ADDRESS = re.compile(r"(?:(?P<host>\[[^\[\]]+\]|[^\[\]:]+):)?(?P<port>[0-9]{1,5})", re.ASCII)
 _LAST_PORT = 65535
+# An entity is optional; W&B permits at most 128 characters, and not these.
+_PROJECT = re.compile(r"(?:[^/\\#?%:\s]+/)?[^/\\#?%:]{1,128}")
 
 
 def sinks_of(asked: Any) -> tuple[str | Sink, ...]:
@@ -75,10 +89,16 @@ def open_sinks(asked: Sequence[str | Sink]) -> dict[str, Sink]:
 def _parsed(text: str) -> tuple[str, str]:
     spec = parse_spec(text)
     kind, where = spec.name, spec.argument or ""
-    if kind not in _KINDS or not where.strip() or not spec.closed:
+    named = bool(where.strip()) or kind in _TRACKERS
+    if kind not in _KINDS or not named or not spec.closed:
         raise ConfigError(f"unknown sink {text!r}; available sinks: {POSSIBLE}")
     if kind == "prometheus":
         _address(text, where)
+    elif kind == "wandb" and where.strip() and not _PROJECT.fullmatch(where.strip()):
+        raise ConfigError(
+            f"the sink {text!r} has no valid project; it must be PROJECT or ENTITY/PROJECT, with "
+            "at most 128 characters in the project and without / \\ # ? % and :"
+        )
     return kind, where
 
 
@@ -101,6 +121,10 @@ def _open(text: str) -> Sink:
                 return PrometheusSink(*_address(text, where))
             case "tensorboard":
                 return TensorBoardSink(Path(where))
+            case "mlflow":
+                return BackgroundSink(MlflowSink(where.strip()))
+            case "wandb":
+                return WandbSink(where.strip())
         return CsvSink(Path(where))
     except ConfigError:
         raise

@@ -45,6 +45,9 @@ METRICS = (
     Metric("efficiency_model_ratio", "1", "best split's time over the time taken, so far"),
     Metric("speedup_model_ratio", "1", "equal split's time over the time taken, so far"),
     Metric("bound_model_ratio", "1", "equal split's time over the best split's, so far"),
+    Metric("equal_step_model_seconds", "s", "time of these steps with the equal split, per step"),
+    Metric("best_step_model_seconds", "s", "time of these steps with the best split, per step"),
+    Metric("saved_model_seconds", "s", "time saved over the equal split, so far"),
     Metric("changes_total", "changes", "changes of the shares after the opening split"),
     Metric("alerts_total", "alerts", "alerts that were given"),
     Metric("gradient_noise_scale", "samples", "batch at which noise and gradient are as large"),
@@ -54,9 +57,11 @@ METRICS = (
     Metric("worker_share_samples", "samples", "its share of a full step", "worker"),
     Metric("worker_busy_seconds", "s", "its own work, per step", "worker"),
     Metric("worker_wait_seconds", "s", "waiting for others and the network, per step", "worker"),
+    Metric("worker_caused_seconds", "s", "each other's mean wait for it, so far", "worker"),
     Metric("worker_data_seconds", "s", "of its work, waiting for data, per step", "worker"),
     Metric("worker_speed_ratio", "1", "its speed over the best it has kept for a while", "worker"),
     Metric("worker_memory_cap_samples", "samples", "most samples its memory should hold", "worker"),
+    Metric("worker_memory_peak_bytes", "bytes", "highest peak of its memory so far", "worker"),
     Metric("worker_slow", "0 or 1", "whether an alert says that it is slow", "worker"),
     Metric("worker_unneeded", "0 or 1", "whether one says it is not worth its place", "worker"),
 )
@@ -80,6 +85,15 @@ def neutral(text: str) -> str:
         one if one.isprintable() and one != "\\" else one.encode("unicode_escape").decode()
         for one in text
     )
+
+
+def error_text(error: Exception) -> str:
+    r"""Return type and text of an error, in one line.
+
+    >>> error_text(OSError("no answer\\n  in 3 s"))
+    'OSError: no answer in 3 s'
+    """
+    return neutral(" ".join(f"{type(error).__name__}: {error}".split()))
 
 
 class Sample(NamedTuple):
@@ -163,7 +177,9 @@ def numbers_of(known: LeaderSnapshot, before: Ledger, alerts: Alerts) -> Iterato
 
 def _of_run(known: LeaderSnapshot, before: Ledger) -> Iterator[tuple[str, float | None]]:
     control, ledger = known.control, known.ledger
-    steps = ledger.steps - before.steps
+    # Another group of workers begins with an empty ledger.
+    before = Ledger.empty(0) if ledger.steps < before.steps else before
+    steps, judged = ledger.steps - before.steps, ledger.judged_steps - before.judged_steps
     if control.fleet is not None:
         yield "global_batch_samples", control.fleet.global_batch
     if steps:
@@ -173,6 +189,10 @@ def _of_run(known: LeaderSnapshot, before: Ledger) -> Iterator[tuple[str, float 
         yield "efficiency_model_ratio", ledger.efficiency_model
         yield "speedup_model_ratio", ledger.speedup_model
         yield "bound_model_ratio", ledger.bound_model
+        yield "saved_model_seconds", ledger.saved_s
+    if ledger.compared and judged > 0:
+        yield "equal_step_model_seconds", (ledger.equal_s - before.equal_s) / judged
+        yield "best_step_model_seconds", (ledger.best_s - before.best_s) / judged
     yield "changes_total", known.changes
     if known.noise.steps:
         scale = known.noise.estimate.scale()
@@ -192,9 +212,14 @@ def _of_workers(known: LeaderSnapshot, alerts: Alerts) -> Iterator[tuple[str, Fl
     yield "worker_wait_seconds", np.bincount(owner, seen.wait_s, workers) * per_step
     yield "worker_data_seconds", np.bincount(seen.worker, seen.sums_s[0], workers) * per_step
     caps, serving = control.memory.caps, control.roster.serving
+    if known.ledger.steps and workers > 1:
+        yield "worker_caused_seconds", known.ledger.caused_s[list(serving)] / (workers - 1)
     if caps:
         known_caps = [np.nan if (cap := caps[rank]) is None else cap for rank in serving]
-        yield "worker_memory_cap_samples", np.array(known_caps)
+        yield "worker_memory_cap_samples", np.array(known_caps, dtype=np.float64)
+        peaks = (control.memory.models[rank].peaks for rank in serving)
+        highest = [max((peak for _, peak in one), default=np.nan) for one in peaks]
+        yield "worker_memory_peak_bytes", np.array(highest, dtype=np.float64)
     if control.estimate is not None and len(alerts.names) == workers:
         yield "worker_speed_ratio", alerts.speeds(control.estimate.now)
         yield "worker_slow", alerts.slow.open.astype(np.float64)

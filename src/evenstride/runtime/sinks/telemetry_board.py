@@ -19,6 +19,7 @@ from evenstride.runtime.sinks.snapshot import (
     Sample,
     Sink,
     Snapshot,
+    error_text,
     neutral,
     numbers_of,
 )
@@ -93,7 +94,7 @@ class TelemetryBoard:
             try:
                 sink.close()
             except Exception as error:
-                logger.warning("the sink %s failed to close (%s)", neutral(text), _named(error))
+                logger.warning("the sink %s failed to close (%s)", neutral(text), error_text(error))
 
     def _write(self, numbers: list[Sample], alerts: tuple[Alert, ...]) -> None:
         # Take a fixed number of means: the training thread may append more meanwhile.
@@ -109,7 +110,7 @@ class TelemetryBoard:
                 logger.warning(
                     "the sink %s failed (%s) and is removed; training continues",
                     neutral(text),
-                    _named(error),
+                    error_text(error),
                 )
                 del self._sinks[text]
                 with contextlib.suppress(Exception):  # a failed sink may fail again
@@ -126,7 +127,3 @@ class TelemetryBoard:
         batch = self._pass.get("global_batch", known.control.fleet.global_batch)
         part = steps * int(batch) / samples
         return min(begun + part, floor(begun) + 1.0)
-
-
-def _named(error: Exception) -> str:
-    return neutral(f"{type(error).__name__}: {error}")

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import tempfile
-from hashlib import blake2s
-from itertools import groupby
 from pathlib import Path
-from re import sub
 from typing import Any
 
-from evenstride.runtime.sinks.snapshot import BY_NAME, Sample, Snapshot
+from evenstride.runtime.sinks.snapshot import Snapshot
+from evenstride.runtime.sinks.tracker_rows import rows_of, tag_of
 
 # Limits of TensorBoard's write queue: its number of events, and their delay.
 _MOST_WAITING, _FLUSH_S = 1000, 10
@@ -39,20 +37,12 @@ class TensorBoardSink:
 
         if self._first:
             self._restart_at(snapshot)
-        numbers = [sample for sample in snapshot.samples if sample.metric != "metric"]
-        if snapshot.epochs is not None:
-            numbers.append(Sample("epochs", "", snapshot.epochs))
-        values = [Summary.Value(tag=_tag(m, label), simple_value=v) for m, label, v in numbers]
-        if values:
-            self._writer.add_summary(Summary(value=values), snapshot.step, snapshot.unix_s)
-        for step, found in groupby(snapshot.found, key=lambda one: one.step):
-            values = [
-                Summary.Value(tag=_tag("metric", f.name), simple_value=f.value) for f in found
-            ]
+        for step, numbers in rows_of(snapshot):
+            values = [Summary.Value(tag=tag, simple_value=value) for tag, value in numbers.items()]
             self._writer.add_summary(Summary(value=values), step, snapshot.unix_s)
         write: Any = text
         for alert in snapshot.alerts:
-            event = write(_tag("alert", alert.worker), alert.reason)
+            event = write(tag_of("alert", alert.worker), alert.reason)
             self._writer.add_summary(event, snapshot.step, snapshot.unix_s)
 
     def _restart_at(self, snapshot: Snapshot) -> None:
@@ -67,18 +57,3 @@ class TensorBoardSink:
     def close(self) -> None:
         """Write the queued events, and close the file."""
         self._writer.close()
-
-
-def _tag(metric: str, label: str) -> str:
-    """Return TensorBoard's tag: one group per metric, with permitted characters only.
-
-    A label with other characters gets a part of its hash, so ``acc@1`` and ``acc 1`` differ.
-    """
-    if metric in BY_NAME and not BY_NAME[metric].label:
-        return f"evenstride/{metric}"
-    allowed = sub(r"[^-/\w.]", "_", label)
-    if allowed != label:
-        allowed += (
-            f"-{blake2s(label.encode('utf-8', 'backslashreplace'), digest_size=3).hexdigest()}"
-        )
-    return f"evenstride_{metric}/{allowed}"

@@ -15,7 +15,10 @@ from tests.messages import raises_message
 from tests.unit.runtime.conftest import MakeStride
 
 REFUSED: dict[str, tuple[Any, tuple[str, ...]]] = {
-    "an unknown one": ("wandb:x", ("'wandb:x'", "FILE")),
+    "an unknown one": ("aim:x", ("'aim:x'", "FILE")),
+    "a project with other characters": ("wandb:a#b", ("'wandb:a#b'", "PROJECT")),
+    "a project in too many parts": ("wandb:a/b/c", ("'wandb:a/b/c'", "ENTITY")),
+    "a project that is too long": ("wandb:" + 129 * "a", ("128",)),
     "one of another case": ("CSV:x", ("'CSV:x'",)),
     "no name": (":x", ("':x'",)),
     "no place": ("csv:", ("'csv:'",)),
@@ -51,6 +54,14 @@ def test_several_sinks_may_be_one_text_or_a_list() -> None:
 
     assert sinks_of("csv:a, prometheus:0") == sinks_of(list(two)) == two
     assert sinks_of(["csv:with,comma.csv"]) == ("csv:with,comma.csv",)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    ["wandb", "wandb:", "wandb:a b", "wandb:team/ours", "mlflow", "mlflow:sqlite:///m.db"],
+)
+def test_trackers_may_leave_the_place_to_the_environment(asked: str) -> None:
+    assert sinks_of(asked) == (asked,)
 
 
 @pytest.mark.parametrize("kind", ["csv:/proc/nowhere/a.csv", "tensorboard:/proc/nowhere/tb"])
@@ -98,6 +109,8 @@ def test_ipv4_and_ipv6_addresses_are_accepted() -> None:
     [
         ("prometheus:0", "prometheus_client", "prometheus-client"),
         ("tensorboard:runs/tb", "torch.utils.tensorboard", "tensorboard"),
+        ("wandb", "wandb", "evenstride[wandb]"),
+        ("mlflow:ours", "mlflow", "evenstride[mlflow]"),
     ],
 )
 def test_a_missing_package_is_named(
