@@ -1,5 +1,5 @@
 # make demo   see the idea on this machine            make test   prove the promises
-# make test-slow  faults, examples, site, measuring     make test-integrations  transformers, Ray, TensorFlow, data, trackers
+# make test-slow  faults, examples, site, measuring     make test-integrations  frameworks and trackers
 # make check  formatting, lint, types, layers         make bench  what it costs
 # make docs   build the documentation                 make dist   wheel and sdist, checked
 # make setup  everything for developers
