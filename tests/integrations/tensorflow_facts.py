@@ -31,6 +31,7 @@ FACTS: dict[str, tuple[str, ...]] = {
     "another optimizer": ("keras.optimizers", "average"),
     "a reduction": ("'median'",),
     "two readings of a step": ("not averaged",),
+    "a batch fetched in a function": ("tf.function", "train_step(batch)"),
     "a step outside of the loop": ("outside the training loop",),
     "fit": ("model.fit()", "GradientTape"),
     "a loop without the strategy": ("strategy.run",),

@@ -115,6 +115,7 @@ def _of_loop() -> dict[str, str]:
         "fit": _text(lambda: model.fit(x, y, verbose=0)),
         "a scaled loss": _text(lambda: stride.scale(1.0)),
         "two readings of a step": _text(lambda: list(loader)),
+        "a batch fetched in a function": _text(tf.function(partial(next, iter(loader)))),
     }
     stride.close()
     return found

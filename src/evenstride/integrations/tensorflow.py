@@ -57,7 +57,7 @@ from evenstride.runtime.loss.outside_step import OutsideStep
 from evenstride.runtime.run_start import refuse_everywhere
 from evenstride.runtime.stride import Stride
 
-__all__ = ["SavedPosition", "TensorFlowLoader", "TensorFlowStride", "connect"]
+__all__ = ["PositionState", "TensorFlowLoader", "TensorFlowStride", "connect"]
 
 _TESTED = {"tensorflow": "2.21", "keras": "3.15"}
 
@@ -114,7 +114,7 @@ class TensorFlowStride(Stride):
             self._sum = GradientSum(self._marks, None, binding.world_size)
         self._reduction = "mean"
         self._by_hand = False  # whether the script calls `average` itself
-        self.position = SavedPosition(self)
+        self.position = PositionState(self)
         """The position in the data, to be saved by `tf.train.Checkpoint`."""
         if binding.rank == 0:
             for package, release in _TESTED.items():
@@ -300,6 +300,12 @@ class TensorFlowLoader:
 
     def __iter__(self) -> Iterator[Any]:
         for batch in self._loader:
+            if tf.inside_function():
+                raise UsageError(
+                    "a batch was fetched in a tf.function, which would use it in every step, as "
+                    "Python code runs there only while it is traced; fetch outside, and pass the "
+                    "batch: `for batch in loader: train_step(batch)`"
+                )
             yield tf.nest.map_structure(tf.convert_to_tensor, batch)
             if self._train and not self._marks.committed:
                 raise UsageError(
@@ -330,7 +336,7 @@ class TensorFlowLoader:
         return spec_of(stack([sample]) if rows else self._collate([sample]))
 
 
-class SavedPosition(tf.train.experimental.PythonState):  # type: ignore[misc]
+class PositionState(tf.train.experimental.PythonState):  # type: ignore[misc]
     """The position in the data, as a part of a `tf.train.Checkpoint`.
 
     ``tf.train.Checkpoint(model=model, optimizer=optimizer, position=stride.position)`` saves it,
