@@ -9,11 +9,12 @@ from typing import Any
 
 import yaml
 
-from evenstride.planner.node_groups import NodeGroup, in_shell, launch_words, node_groups
+from evenstride.planner.node_groups import NodeGroup, launch_line, node_groups
 from evenstride.planner.search.training_forecast import ClusterChoice, TrainingForecast
 
 _PORT = 29500
 _USUAL_SYNC = "bsp"
+_SKY_RESTARTS = 10
 _A_PART = 1e-6  # tolerance for rounding, as a fraction of an epoch
 
 
@@ -31,7 +32,7 @@ Blocks.add_representer(str, _text)
 
 def as_yaml(*documents: dict[str, Any]) -> str:
     """Return documents as YAML, their fields in the given order."""
-    return yaml.dump_all(documents, Dumper=Blocks, sort_keys=False, width=200)
+    return str(yaml.dump_all(documents, Dumper=Blocks, sort_keys=False, width=200))
 
 
 def variables(one: TrainingForecast, sync: str = _USUAL_SYNC) -> dict[str, str]:
@@ -99,7 +100,7 @@ def _launch_lines(choice: ClusterChoice, named: str, command: Sequence[str]) -> 
         where = f"each of {count} x {kind.name}" if count > 1 else f"{count} x {kind.name}"
         lines += [
             f"# on {where}, and on each replacement of a preempted one, after the same export:",
-            f"{named}{in_shell(launch_words(choice, group, command), store)}",
+            f"{named}{launch_line(choice, group, store, command)}",
         ]
     return lines
 
@@ -134,6 +135,7 @@ def skypilot_files(
                 "instance_type": kind.type,
                 "accelerators": kind.accelerators or None,
                 "use_spot": kind.spot,
+                "job_recovery": _recovery(choice),
             },
             "envs": {**(env or {}), **head},
             "setup": _setup(torch),
@@ -141,6 +143,16 @@ def skypilot_files(
         }
         files[f"{own}.yaml"] = as_yaml(_without_empty(task))
     return files
+
+
+def _recovery(choice: ClusterChoice) -> dict[str, int] | None:
+    """Return what a managed job does, which starts all machines again when one is preempted.
+
+    Workers leave at a notice, before SkyPilot sees that the machine is gone. That looks like an
+    error of the script.
+    """
+    alone = len(choice.kinds) == 1
+    return {"max_restarts_on_errors": _SKY_RESTARTS} if choice.spot and alone else None
 
 
 def _setup(torch: str) -> str:

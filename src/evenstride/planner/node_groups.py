@@ -20,7 +20,7 @@ LONGEST_JOB_NAME = 20
 """Longest name of a job. With a group and two indices, a pod's name has at most 63 characters."""
 
 _LONGEST_GROUP = 30
-_SLURM_RESTARTS = 1000  # as --spot, which leaves the store to another machine
+_RESTARTS = 1000  # as --spot sets, which leaves the store to a machine of its own
 _LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 
 
@@ -70,31 +70,39 @@ def check_job_name(name: str) -> None:
         )
 
 
-def launch_words(choice: ClusterChoice, group: NodeGroup, command: Sequence[str]) -> list[str]:
-    """Return the words of ``evenstride launch`` on a machine, without the store.
+def launch_words(
+    choice: ClusterChoice, group: NodeGroup, store: str, command: Sequence[str]
+) -> list[str]:
+    """Return the command of a machine: ``evenstride launch`` with a store on another machine.
 
     The number of workers of a machine may differ between groups. With spot machines, training
     continues on those that are left.
     """
     spot = ["--spot"] if choice.spot else []
-    return [*_options(choice, group), *spot, *_script(command)]
+    return [*_start(choice, group), "--store", store, *spot, *_script(command)]
 
 
-def slurm_words(choice: ClusterChoice, group: NodeGroup, command: Sequence[str]) -> list[str]:
-    """Return the same for Slurm, where the first machine always hosts the store."""
-    restarts = ["--restarts", f"{_SLURM_RESTARTS}"] if choice.spot else []
-    return [*_options(choice, group), *restarts, *_script(command)]
+def launch_line(
+    choice: ClusterChoice,
+    group: NodeGroup,
+    store: str,
+    command: Sequence[str],
+    *,
+    hosted: bool = False,
+) -> str:
+    """Return the same for a shell; ``store`` is a text that the shell expands.
+
+    With ``hosted``, the first machine of the job has the store.
+    """
+    restarts = ["--restarts", f"{_RESTARTS}"] if hosted else ["--spot"]
+    rest = [*(restarts if choice.spot else []), *_script(command)]
+    return f"{shlex.join(_start(choice, group))} --store {store} {shlex.join(rest)}"
 
 
-def in_shell(words: Sequence[str], store: str) -> str:
-    """Return a shell command from words of `launch_words`; ``store`` is text for the shell."""
-    return f"evenstride launch --store {store} {shlex.join(words)}"
-
-
-def _options(choice: ClusterChoice, group: NodeGroup) -> list[str]:
+def _start(choice: ClusterChoice, group: NodeGroup) -> list[str]:
     elastic = choice.spot and choice.machines > 1
     nodes = f"1:{choice.machines}" if elastic else f"{choice.machines}"
-    return ["--nodes", nodes, "--per-node", f"{group.kind.workers}"]
+    return ["evenstride", "launch", "--nodes", nodes, "--per-node", f"{group.kind.workers}"]
 
 
 def _script(command: Sequence[str]) -> list[str]:
