@@ -96,7 +96,7 @@ class SlurmCluster:
     def run(self, file: Path, deadline_s: float, **variables: str) -> str:
         """Submit a batch script, wait for its end, and return its state.
 
-        A job that is queued again starts when the nodes are idle, and not after Slurm's two minutes.
+        A job that is queued again starts when the nodes are idle, not after Slurm's two minutes.
         """
         output = f"--output={self._folder}/job-%j.out"
         exported = ",".join(["ALL", *(f"{name}={value}" for name, value in variables.items())])

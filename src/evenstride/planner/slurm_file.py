@@ -40,7 +40,7 @@ def slurm_file(
 
     Each type of machine is a component of the job, found by a node feature with the type's name.
     The machines meet on the first one, which also runs the script. Before the time limit, the
-    workers save, and the job is queued again.
+    workers save, and the job is queued again. With spot machines, the job outlives the loss of one.
 
     Raises:
         ConfigError: a type's name cannot be a feature.
@@ -50,7 +50,7 @@ def slurm_file(
     """
     groups = node_groups(choice)
     head = "--het-group=0 " if len(groups) > 1 else ""
-    parts = [_component(group) for group in groups]
+    parts = [_component(group, stays=choice.spot) for group in groups]
     variables = {"EVENSTRIDE_NOTICES": f"auto,SIG{_SIGNAL}@{_SHUTDOWN_S}", **(env or {})}
     lines = [
         "#!/bin/bash",
@@ -65,7 +65,7 @@ def slurm_file(
     return "\n".join(lines)
 
 
-def _component(group: NodeGroup) -> str:
+def _component(group: NodeGroup, *, stays: bool) -> str:
     kind = group.kind
     if not _FEATURE.fullmatch(kind.type):
         raise ConfigError(
@@ -75,7 +75,7 @@ def _component(group: NodeGroup) -> str:
     gpus = f" --gpus-per-node={kind.workers}" if kind.accelerators else ""
     return (
         f"#SBATCH --nodes={group.count} --ntasks-per-node=1 --exclusive "
-        f"--constraint={kind.type}{gpus}"
+        f"--constraint={kind.type}{gpus}{' --no-kill' if stays else ''}"
     )
 
 
@@ -86,4 +86,5 @@ def _steps(choice: ClusterChoice, groups: Sequence[NodeGroup], command: Sequence
     for number, group in enumerate(groups):
         own = f"--het-group={number} " if len(groups) > 1 else ""
         parts.append(f"{own}{launch_line(choice, group, store, command, hosted=True)}")
-    return "srun --kill-on-bad-exit=0 --wait=0 " + " \\\n  : ".join(parts)
+    stays = "--no-kill " if choice.spot else ""
+    return f"srun --kill-on-bad-exit=0 --wait=0 {stays}" + " \\\n  : ".join(parts)
