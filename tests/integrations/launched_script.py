@@ -44,7 +44,8 @@ def main(folder: Path) -> None:
         began = stride.step
         for _ in count() if leave else [stride.epoch]:
             for rows, targets in loader:
-                stride.scale(F.mse_loss(model(rows), targets)).backward()
+                loss = stride.scale(F.mse_loss(model(rows), targets))
+                loss.backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
                 optimizer.zero_grad()
                 saved.step()

@@ -66,11 +66,15 @@ def test_documents_of_the_page_have_the_fields_of_their_kinds() -> None:
 def replicated(document: dict[str, Any]) -> dict[str, Any]:
     """Return the replicated job of the first type of machine."""
     spec = document["spec"]
-    return (spec["template"]["spec"] if "template" in spec else spec)["replicatedJobs"][1]
+    job = (spec["template"]["spec"] if "template" in spec else spec)["replicatedJobs"][1]
+    assert isinstance(job, dict)
+    return job
 
 
 def pod(document: dict[str, Any]) -> dict[str, Any]:
-    return replicated(document)["template"]["spec"]["template"]["spec"]
+    spec = replicated(document)["template"]["spec"]["template"]["spec"]
+    assert isinstance(spec, dict)
+    return spec
 
 
 WRONG: list[Callable[[dict[str, Any]], Any]] = [

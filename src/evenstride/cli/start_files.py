@@ -29,7 +29,7 @@ _USUAL_NAME = "evenstride"
 
 
 @dataclass(frozen=True, slots=True)
-class StartRequest:
+class FileRequest:
     """The files to write."""
 
     places: tuple[tuple[str, Path], ...]  # a launcher and its file, or its folder
@@ -44,9 +44,9 @@ class StartFiles:
     lines: tuple[str, ...]  # commands that start them
 
 
-def start_request(
+def file_request(
     written: Sequence[str], sky: Path | None, kuberay: Path | None, name: str | None
-) -> StartRequest:
+) -> FileRequest:
     """Return the checked request of ``--write``, ``--sky``, ``--kuberay`` and ``--job-name``."""
     places = [_place(text) for text in written]
     places += [(SKY, sky)] if sky is not None else []
@@ -58,7 +58,7 @@ def start_request(
                 "--job-name out"
             )
         check_job_name(name)
-    return StartRequest(tuple(places), name or _USUAL_NAME)
+    return FileRequest(tuple(places), name or _USUAL_NAME)
 
 
 def _place(text: str) -> tuple[str, Path]:
@@ -74,7 +74,7 @@ def _place(text: str) -> tuple[str, Path]:
 
 
 def write_start_files(
-    request: StartRequest,
+    request: FileRequest,
     choice: ClusterChoice,
     command: Sequence[str],
     env: Mapping[str, str],

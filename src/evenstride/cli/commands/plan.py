@@ -13,7 +13,7 @@ from evenstride.errors import ConfigError
 
 if TYPE_CHECKING:
     from evenstride.cli.plan_request import PlanRequest
-    from evenstride.cli.start_files import StartRequest
+    from evenstride.cli.start_files import FileRequest
 
 
 _ONLINE = frozenset(
@@ -249,7 +249,6 @@ def plan(
         plan_online.perform(search, as_json=as_json)
         return
     from evenstride.cli.plan_request import PlanRequest, TrainingLength, wishes_of
-    from evenstride.cli.start_files import start_request
 
     request = PlanRequest(
         runs=tuple(map(Path, runs)),
@@ -272,8 +271,15 @@ def plan(
         script=None if script is None else _words(script),
         wishes=wishes_of(objective, deadline, budget, confidence),
     )
-    files = start_request(write or (), sky, kuberay, job_name)
-    _perform(request, files, plot, explain=explain, as_json=as_json)
+    _perform(request, _job(write, sky, kuberay, job_name), plot, explain=explain, as_json=as_json)
+
+
+def _job(
+    write: list[str] | None, sky: Path | None, kuberay: Path | None, job_name: str | None
+) -> FileRequest:
+    from evenstride.cli.start_files import file_request
+
+    return file_request(write or (), sky, kuberay, job_name)
 
 
 def _refuse_unrelated(context: typer.Context, *, online: bool) -> None:
@@ -295,7 +301,7 @@ def _refuse_unrelated(context: typer.Context, *, online: bool) -> None:
 
 def _perform(
     request: PlanRequest,
-    start: StartRequest,
+    job: FileRequest,
     plot: Path | None,
     *,
     explain: bool,
@@ -309,7 +315,7 @@ def _perform(
         check_plot(plot)
     one = plan_inputs.planned_for(request, date.today())
     choice = one.plan.chosen.outlook.choice
-    files = write_start_files(start, choice, one.command, one.variables, one.profile.torch)
+    files = write_start_files(job, choice, one.command, one.variables, one.profile.torch)
     if plot is not None:
         draw(one.plan, plot)
     text = plan_output.as_json(one, files) if as_json else ""
