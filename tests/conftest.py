@@ -42,6 +42,8 @@ SLOW = (
     "faults/test_served_hosts.py",
     "faults/test_served_leaving.py",
     "faults/test_turns.py",
+    "integrations/test_launcher_schemas.py",
+    "integrations/test_launchers.py",
     "integrations/test_lightning_examples.py",
     "integrations/test_lightning_options.py",
     "integrations/test_streaming_data.py",

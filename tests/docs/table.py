@@ -92,6 +92,12 @@ SMALLER = {
         "a10g.json",
         "profile.json --force",
     ),
+    'evenstride plan t4.json a10g.json --epochs 90 --script "train.py" --write slurm:train.sbatch'
+    " --write jobset:train.yaml": ("a10g.json", "profile.json --force"),
+    "evenstride plan t4.json a10g.json --epochs 90 --write slurm:train.sbatch": (
+        "a10g.json",
+        "profile.json --force",
+    ),
     "evenstride launch --per-node 2 train.py --lr 0.1": DRY,
     "evenstride launch --per-node 2 -- -m pkg.module --lr 0.1": DRY,
     "evenstride launch --nodes 3 --per-node 1 --store 10.0.0.5:29400 train.py": DRY,
@@ -137,6 +143,7 @@ LIGHTNING = (
     '"lightning_trainer", "lightning_fabric"',
 )
 FABRIC = TRAINER = LIGHTNING
+LAUNCHERS = "tests/integrations/test_launchers.py"
 # Run by another test, which has these words in it.
 ELSEWHERE = {
     "rm -r runs/saved": (TUTORIAL, "rm -r runs/saved"),
@@ -154,6 +161,13 @@ ELSEWHERE = {
     "python examples/ray_train.py --workers 2": RAY,
     "torchrun --nproc-per-node 2 examples/tensorflow_loop.py": TENSORFLOW,
     "torchrun --nproc-per-node 2 examples/tensorflow_loop.py --checkpoint saved": TENSORFLOW,
+    "accelerate launch --multi_gpu --num_processes 2 --num_machines 1"
+    " examples/accelerate_loop.py --cpu": (LAUNCHERS, "def accelerate("),
+    "ray job submit --working-dir examples --runtime-env-json"
+    ' \'{"env_vars": {"EVENSTRIDE_GLOBAL_BATCH": "96"}}\' -- python ray_train.py': (
+        LAUNCHERS,
+        '"EVENSTRIDE_GLOBAL_BATCH": "96"',
+    ),
     "torchrun --nproc-per-node 2 examples/accelerate_loop.py --cpu": ACCELERATE,
     "torchrun --nproc-per-node 2 examples/accelerate_loop.py --cpu --checkpoint saved": ACCELERATE,
     "torchrun --nproc-per-node 2 examples/lightning_fabric.py --accelerator cpu": FABRIC,

@@ -1,24 +1,20 @@
-"""The output of ``evenstride plan``: text, JSON, SkyPilot files, and a RayJob."""
+"""The output of ``evenstride plan``: text and JSON."""
 
 from __future__ import annotations
 
 import json
-import shlex
 import shutil
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
+from evenstride.cli.start_files import StartFiles
 from evenstride.core.formatting import listed
-from evenstride.errors import ConfigError
 from evenstride.planner.catalogue.offers import Catalogue, price_label
-from evenstride.planner.kuberay_file import IMAGE, kuberay_file
-from evenstride.planner.launch_files import skypilot_files, start_lines, variables
+from evenstride.planner.launch_files import start_lines, variables
 from evenstride.planner.make_plan import Plan
 from evenstride.planner.search.candidates import Rentable, accelerators_of
-from evenstride.planner.search.training_forecast import ClusterChoice
 from evenstride.planner.workload.workload_profile import WorkloadProfile
 from evenstride.report import plan_text
 
@@ -63,7 +59,7 @@ class Planned:
         }
 
 
-def text_of(one: Planned, files: Sequence[Path], job: Path | None = None, *, explain: bool) -> str:
+def text_of(one: Planned, files: Sequence[StartFiles], *, explain: bool) -> str:
     """Return a plan as text, wrapped to the terminal.
 
     ``explain`` adds the notes after the first five.
@@ -82,9 +78,8 @@ def text_of(one: Planned, files: Sequence[Path], job: Path | None = None, *, exp
     both = f"a global batch of {choice.batch} and {one.variables['EVENSTRIDE_EPOCHS']} epochs"
     where = "" if one.script else f" (replace {_UNKNOWN_SCRIPT}, or give --script)"
     lines += ["", f"To start it with {both} in the script{where}:"]
-    lines += [*start_lines(choice, one.command, one.variables), *_sky_lines(choice, files)]
-    if job is not None:
-        lines.append(f"sed 's#{IMAGE}#(your image)#' {shlex.quote(str(job))} | kubectl apply -f -")
+    lines += start_lines(choice, one.command, one.variables)
+    lines += [line for file in files for line in file.lines]
     return "\n".join(lines)
 
 
@@ -114,48 +109,9 @@ def _wrapped(line: str, width: int) -> list[str]:
     )
 
 
-def _sky_lines(choice: ClusterChoice, files: Sequence[Path]) -> list[str]:
-    """Return the commands for SkyPilot, which replaces lost machines only in managed jobs."""
-    if len(files) == 1:
-        how = "sky jobs launch" if choice.spot else "sky launch"
-        return [f"{how} {shlex.quote(str(file))}" for file in files]
-    alone = (
-        ["# two tasks: SkyPilot replaces lost machines only for a single task (--no-mixed)"]
-        if choice.spot and files
-        else []
-    )
-    return alone + [
-        f"sky launch {'--env _EVENSTRIDE_HEAD=ADDRESS ' if number else ''}{shlex.quote(str(file))}"
-        for number, file in enumerate(files)
-    ]
-
-
-def write_sky(one: Planned, folder: Path) -> list[Path]:
-    written, choice = [], one.plan.chosen.outlook.choice
-    texts = skypilot_files(choice, one.command, one.variables, torch=one.profile.torch)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, text in texts.items():
-            (folder / name).write_text(text, encoding="utf-8")
-            written.append(folder / name)
-    except OSError as error:
-        raise ConfigError(f"cannot write into {folder} ({error.strerror})") from None
-    return written
-
-
-def write_kuberay(one: Planned, file: Path) -> Path:
-    choice = one.plan.chosen.outlook.choice
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(kuberay_file(choice, one.command, one.variables), encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"cannot write {file} ({error.strerror})") from None
-    return file
-
-
-def as_json(one: Planned, files: Sequence[Path], job: Path | None = None) -> str:
-    written = [*files, *([] if job is None else [job])]
-    return json.dumps({**one.to_dict(), "files": list(map(str, written))})
+def as_json(one: Planned, files: Sequence[StartFiles]) -> str:
+    written = [str(path) for file in files for path in file.paths]
+    return json.dumps({**one.to_dict(), "files": written})
 
 
 def _prices(one: Planned) -> list[str]:

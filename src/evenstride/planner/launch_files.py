@@ -9,10 +9,12 @@ from typing import Any
 
 import yaml
 
+from evenstride.planner.node_groups import NodeGroup, launch_line, node_groups
 from evenstride.planner.search.training_forecast import ClusterChoice, TrainingForecast
 
 _PORT = 29500
 _USUAL_SYNC = "bsp"
+_SKY_RESTARTS = 10
 _A_PART = 1e-6  # tolerance for rounding, as a fraction of an epoch
 
 
@@ -26,6 +28,11 @@ def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
 
 
 Blocks.add_representer(str, _text)
+
+
+def as_yaml(*documents: dict[str, Any]) -> str:
+    """Return documents as YAML, their fields in the given order."""
+    return str(yaml.dump_all(documents, Dumper=Blocks, sort_keys=False, width=200))
 
 
 def variables(one: TrainingForecast, sync: str = _USUAL_SYNC) -> dict[str, str]:
@@ -52,7 +59,7 @@ def start_lines(
     """
     named = "".join(f"{name}={shlex.quote(value)} " for name, value in (env or {}).items())
     if choice.spot:
-        return _launch_lines(choice, named, shlex.join(command))
+        return _launch_lines(choice, named, command)
     if choice.machines == 1:
         workers = choice.kinds[0].workers
         return [f"{named}torchrun --standalone --nproc-per-node={workers} {shlex.join(command)}"]
@@ -60,8 +67,9 @@ def start_lines(
 
 
 def _torchrun_lines(choice: ClusterChoice, named: str, script: str) -> Iterator[str]:
-    head, first = "${HEAD:?is the address of the machine with NODE_RANK 0}", 0
-    for kind, count in zip(choice.kinds, choice.counts, strict=True):
+    head = "${HEAD:?is the address of the machine with NODE_RANK 0}"
+    for group in node_groups(choice):
+        kind, count, first = group.kind, group.count, group.first
         last = first + count - 1
         if count > 1:
             where, ranks = f"each of {count} x {kind.name}", f"{first} ... {last}"
@@ -77,24 +85,22 @@ def _torchrun_lines(choice: ClusterChoice, named: str, script: str) -> Iterator[
             f'{named}torchrun --nnodes={choice.machines} --node-rank="{rank}" --nproc-per-node='
             f'{kind.workers} --master-addr="{head}" --master-port={_PORT} {script}'
         )
-        first += count
 
 
-def _launch_lines(choice: ClusterChoice, named: str, script: str) -> list[str]:
+def _launch_lines(choice: ClusterChoice, named: str, command: Sequence[str]) -> list[str]:
     """Return the lines for spot machines: a store that stays, and the machines that come and go."""
     store = '"${STORE:?is the address of the machine that stays}"'
-    nodes = f"1:{choice.machines}" if choice.machines > 1 else "1"
     lines = [
         "# on a small on-demand machine that the others can reach, after export STORE=(its "
         "address):",
         f"evenstride launch --store-only --store {store}",
     ]
-    for kind, count in zip(choice.kinds, choice.counts, strict=True):
+    for group in node_groups(choice):
+        kind, count = group.kind, group.count
         where = f"each of {count} x {kind.name}" if count > 1 else f"{count} x {kind.name}"
         lines += [
             f"# on {where}, and on each replacement of a preempted one, after the same export:",
-            f"{named}evenstride launch --nodes {nodes} --per-node {kind.workers} --store {store} "
-            f"--spot {script}",
+            f"{named}{launch_line(choice, group, store, command)}",
         ]
     return lines
 
@@ -115,29 +121,38 @@ def skypilot_files(
         SkyPilot's documentation, "SkyPilot YAML" (fields) and "Distributed Jobs on Many Nodes"
         (variables).
     """
-    files, first = dict[str, str](), 0
-    for number, (kind, count) in enumerate(zip(choice.kinds, choice.counts, strict=True)):
+    files = dict[str, str]()
+    for number, group in enumerate(node_groups(choice)):
+        kind = group.kind
         own = name if len(choice.kinds) == 1 else f"{name}-{number + 1}"
         head = {"_EVENSTRIDE_HEAD": ""} if number else {}
         task = {
             "name": own,
             "workdir": ".",
-            "num_nodes": count,
+            "num_nodes": group.count,
             "resources": {
                 "infra": kind.place or None,
                 "instance_type": kind.type,
                 "accelerators": kind.accelerators or None,
                 "use_spot": kind.spot,
+                "job_recovery": _recovery(choice),
             },
             "envs": {**(env or {}), **head},
             "setup": _setup(torch),
-            "run": _run(choice, kind.workers, first, command),
+            "run": _run(choice, group, command),
         }
-        files[f"{own}.yaml"] = yaml.dump(
-            _without_empty(task), Dumper=Blocks, sort_keys=False, width=200
-        )
-        first += count
+        files[f"{own}.yaml"] = as_yaml(_without_empty(task))
     return files
+
+
+def _recovery(choice: ClusterChoice) -> dict[str, int] | None:
+    """Return what a managed job does, which starts all machines again when one is preempted.
+
+    Workers leave at a notice, before SkyPilot sees that the machine is gone. That looks like an
+    error of the script.
+    """
+    alone = len(choice.kinds) == 1
+    return {"max_restarts_on_errors": _SKY_RESTARTS} if choice.spot and alone else None
 
 
 def _setup(torch: str) -> str:
@@ -154,7 +169,8 @@ def _setup(torch: str) -> str:
     )
 
 
-def _run(choice: ClusterChoice, workers: int, first: int, command: Sequence[str]) -> str:
+def _run(choice: ClusterChoice, group: NodeGroup, command: Sequence[str]) -> str:
+    first, workers = group.first, group.kind.workers
     head = '$(echo "$SKYPILOT_NODE_IPS" | head -n1)' if not first else "$_EVENSTRIDE_HEAD"
     rank = "$SKYPILOT_NODE_RANK" if not first else f"$((SKYPILOT_NODE_RANK + {first}))"
     return (

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
-from evenstride.planner.kuberay_file import IMAGE, kuberay_file
+from evenstride.planner.kuberay_file import kuberay_file
+from evenstride.planner.kubernetes_pods import IMAGE
 from evenstride.planner.search.training_forecast import ClusterChoice
 from tests.unit.planner.kinds import kind
 

@@ -34,6 +34,7 @@ def test_one_kind_is_one_task() -> None:
         "infra": "aws/us-east-1",
         "instance_type": "g5.xlarge",
         "use_spot": True,
+        "job_recovery": {"max_restarts_on_errors": 10},
     }
     assert "--nnodes=4 --nproc-per-node=1 --node-rank=$SKYPILOT_NODE_RANK" in found["run"]
     assert found["run"].endswith("train.py --name 'a b'\n")

@@ -13,6 +13,7 @@ from evenstride.errors import ConfigError
 
 if TYPE_CHECKING:
     from evenstride.cli.plan_request import PlanRequest
+    from evenstride.cli.start_files import FileRequest
 
 
 _ONLINE = frozenset(
@@ -130,9 +131,26 @@ def plan(
         str,
         typer.Option(help="Clouds whose prices gpuhunt fetches now: aws,gcp."),
     ] = "",
-    sky: Annotated[Path | None, typer.Option(help="Folder for SkyPilot task files.")] = None,
+    write: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="File that starts the cluster: slurm:, jobset:, trainjob: (Kubeflow Trainer), "
+            "kuberay: with a file, or sky: with a folder. Repeatable.",
+            metavar="LAUNCHER:FILE",
+        ),
+    ] = None,
+    job_name: Annotated[
+        str | None, typer.Option(help="Name of the job in these files. Default: evenstride.")
+    ] = None,
+    sky: Annotated[
+        Path | None, typer.Option(help="Folder for SkyPilot task files, as --write sky:FOLDER.")
+    ] = None,
     kuberay: Annotated[
-        Path | None, typer.Option(help="File for a RayJob of KubeRay, for scripts with Ray Train.")
+        Path | None,
+        typer.Option(
+            help="File for a RayJob of KubeRay, for scripts with Ray Train, as --write "
+            "kuberay:FILE."
+        ),
     ] = None,
     script: Annotated[
         str | None,
@@ -204,6 +222,8 @@ def plan(
 
         evenstride plan t4.json a10g.json --epochs 90 --budget 40 --sky sky --script "train.py"
 
+        evenstride plan t4.json a10g.json --epochs 90 --write slurm:train.sbatch
+
         evenstride plan runs/today --as g4dn.xlarge,g5.xlarge --trained 256:12 --trained 1024:17
 
         evenstride plan profile.json runs/256 runs/512 runs/1024 --target-loss 0.35
@@ -251,7 +271,15 @@ def plan(
         script=None if script is None else _words(script),
         wishes=wishes_of(objective, deadline, budget, confidence),
     )
-    _perform(request, sky, kuberay, plot, explain=explain, as_json=as_json)
+    _perform(request, _job(write, sky, kuberay, job_name), plot, explain=explain, as_json=as_json)
+
+
+def _job(
+    write: list[str] | None, sky: Path | None, kuberay: Path | None, job_name: str | None
+) -> FileRequest:
+    from evenstride.cli.start_files import file_request
+
+    return file_request(write or (), sky, kuberay, job_name)
 
 
 def _refuse_unrelated(context: typer.Context, *, online: bool) -> None:
@@ -273,25 +301,25 @@ def _refuse_unrelated(context: typer.Context, *, online: bool) -> None:
 
 def _perform(
     request: PlanRequest,
-    sky: Path | None,
-    kuberay: Path | None,
+    job: FileRequest,
     plot: Path | None,
     *,
     explain: bool,
     as_json: bool,
 ) -> None:
     from evenstride.cli import plan_inputs, plan_output
+    from evenstride.cli.start_files import write_start_files
     from evenstride.report.plan_text import check_plot, draw
 
     if plot is not None:
         check_plot(plot)
     one = plan_inputs.planned_for(request, date.today())
-    files = plan_output.write_sky(one, sky) if sky is not None else []
-    job = plan_output.write_kuberay(one, kuberay) if kuberay is not None else None
+    choice = one.plan.chosen.outlook.choice
+    files = write_start_files(job, choice, one.command, one.variables, one.profile.torch)
     if plot is not None:
         draw(one.plan, plot)
-    text = plan_output.as_json(one, files, job) if as_json else ""
-    typer.echo(text or plan_output.text_of(one, files, job, explain=explain))
+    text = plan_output.as_json(one, files) if as_json else ""
+    typer.echo(text or plan_output.text_of(one, files, explain=explain))
 
 
 def _words(script: str) -> tuple[str, ...]:

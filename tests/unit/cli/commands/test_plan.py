@@ -107,6 +107,27 @@ def test_files_for_skypilot_and_a_plot_are_written(plan: Plan, tmp_path: Path) -
     assert (tmp_path / "plot.png").stat().st_size > 10_000
 
 
+def test_files_for_each_launcher_are_written(plan: Plan, tmp_path: Path) -> None:
+    kinds = {"slurm": "sbatch", "jobset": "JobSet", "trainjob": "TrainJob", "kuberay": "RayJob"}
+    options = [f"{kind}:{tmp_path / kind}" for kind in (*kinds, "sky")]
+    given = [word for option in options for word in ("--write", option)]
+    output = plan("--objective", "cost", "--job-name", "digits", *given).out
+
+    texts = {kind: (tmp_path / kind).read_text() for kind in kinds}
+    assert "#SBATCH --job-name=digits " in texts["slurm"]
+    for kind in ("jobset", "trainjob", "kuberay"):
+        *_, job = yaml.safe_load_all(texts[kind])
+        assert (job["kind"], job["metadata"]["name"]) == (kinds[kind], "digits")
+    assert yaml.safe_load((tmp_path / "sky" / "digits.yaml").read_text())["name"] == "digits"
+    assert f"sbatch {tmp_path / 'slurm'}" in output
+    assert output.count("kubectl apply -f -") == 3
+    written = plan("--objective", "cost", "--json", *given).json()["files"]
+    assert written == [
+        *(str(tmp_path / kind) for kind in kinds),
+        str(tmp_path / "sky/evenstride.yaml"),
+    ]
+
+
 def test_trainings_take_the_place_of_given_epochs(profile: Path, shell: Shell) -> None:
     found = shell(
         *("plan", str(profile), "--catalog", str(profile.parent / "prices.csv"), "--json"),
@@ -136,6 +157,11 @@ def test_trainings_take_the_place_of_given_epochs(profile: Path, shell: Shell) -
         (("--batches", "60000"), ("60000", "50000 samples")),
         (("--restart", "3m"), ("--restart", "--spot")),
         (("--max-nodes", str(MOST_MACHINES + 1)), ()),
+        (("--write", "accelerate:a.yaml"), ("--write", "'accelerate:a.yaml'")),
+        (("--write", "slurm"), ("--write", "'slurm'")),
+        (("--write", "slurm:/proc/x/a.sbatch"), ("/proc/x/a.sbatch",)),
+        (("--write", "jobset:a.yaml", "--job-name", "My Job"), ("--job-name", "'My Job'")),
+        (("--job-name", "digits"), ("--job-name", "--write")),
     ],
 )
 def test_invalid_input_is_refused(
