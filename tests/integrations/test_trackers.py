@@ -128,6 +128,28 @@ def _number(record: Any) -> int:
     return int(record.history.step.num)
 
 
+SEVERAL_EXCHANGES = """
+import wandb
+from evenstride.runtime.sinks.wandb_sink import WandbSink
+from tests.unit.runtime.sinks.made import snapshot
+wandb.init(project="theirs")
+sink = WandbSink("")
+for step in range(5):
+    sink.write(snapshot(step))
+wandb.log({"theirs": 1.0}, step=1)
+sink.close()
+"""
+
+
+def test_many_exchanges_do_not_use_up_the_steps_of_the_script(
+    tmp_path: Path, variables: dict[str, str]
+) -> None:
+    code, output = run_to_end([sys.executable, "-c", SEVERAL_EXCHANGES], DEADLINE_S, variables)
+
+    assert code == 0, output
+    assert [row["theirs"] for row in history(tmp_path) if "theirs" in row] == [1]
+
+
 def test_an_mlflow_run_of_the_script_keeps_its_end(
     tmp_path: Path, variables: dict[str, str]
 ) -> None:

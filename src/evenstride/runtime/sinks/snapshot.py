@@ -90,7 +90,7 @@ def neutral(text: str) -> str:
 def error_text(error: Exception) -> str:
     r"""Return type and text of an error, in one line.
 
-    >>> error_text(OSError("no answer\\n  in 3 s"))
+    >>> error_text(OSError("no answer\n  in 3 s"))
     'OSError: no answer in 3 s'
     """
     return neutral(" ".join(f"{type(error).__name__}: {error}".split()))
