@@ -138,11 +138,12 @@ def lasting(folder: Path) -> dict[str, Any]:
 
 
 def slow_steps(config: dict[str, Any]) -> dict[str, Any]:
-    """Train a model whose steps take long enough to be measured under a CPU limit."""
+    """Train a model whose steps last many periods of the CPU limits."""
     torch.manual_seed(0)
-    loader = DataLoader(TensorDataset(torch.randn(8192, 256)), batch_size=128)
+    loader = DataLoader(TensorDataset(torch.randn(49152, 256)), batch_size=1024)
     layers = [nn.Linear(256, 1024), nn.ReLU(), nn.Linear(1024, 256)]
-    stride, loader, model = prepare(loader, nn.Sequential(*layers))
+    trace = Path(config["folder"], "unequal.jsonl")
+    stride, loader, model = prepare(loader, nn.Sequential(*layers), trace=trace)
     optimizer = optimizer_of(model)
     for (x,) in loader:
         stride.scale(F.mse_loss(model(x), x)).backward()  # type: ignore[no-untyped-call]
