@@ -3,9 +3,9 @@
 Two loops are supported: one on `tf.distribute.MultiWorkerMirroredStrategy`, and one with a
 `tf.GradientTape` alone. The strategy can carry unequal batches, because it *sums* gradients: a
 weighted sum is exact for any split (measured with batches of 73 and 27: 3e-7 in float32 and 4e-16
-in float64). What is wrong with unequal batches is to give every worker's mean the same weight
-(0.5 there). So each worker's gradients are multiplied by its part of the global batch before they
-are summed, by the collectives of the strategy, or by Gloo without one.
+in float64). To give every worker's mean the same weight is wrong (by 0.48 with 3 and 7). So each
+worker's gradients are multiplied by its part of the global batch before they are summed, by the
+collectives of the strategy, or by Gloo without one.
 
 Traps of TensorFlow 2.21 and Keras 3.15 that this module avoids:
 
