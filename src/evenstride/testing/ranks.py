@@ -208,6 +208,7 @@ def _as_rank(job: _Job) -> Any:
     dist.init_process_group(
         "gloo", store=store, rank=job.rank, world_size=job.world_size, timeout=timeout
     )
+    dist.barrier()  # a rank whose function returns at once must not leave while others connect
     try:
         return job.fn(job.rank, *job.args)
     finally:
