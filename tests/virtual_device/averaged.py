@@ -23,8 +23,7 @@ class Working(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the input."""
-        y: Tensor = virtual.Work.apply(x, *self.times)  # type: ignore[no-untyped-call]
-        return y
+        return virtual.worked(x, *self.times)
 
 
 def gradients(rank: int) -> tuple[list[float], list[float]]:

@@ -27,6 +27,8 @@
 #include <torch/csrc/utils/pybind.h>
 #include <torch/library.h>
 
+#include <map>
+
 namespace virtual_device {
 namespace {
 
@@ -237,6 +239,46 @@ struct Memory final : c10::DeviceAllocator {
   std::array<c10::CachingDeviceAllocator::DeviceStats, kDevices> stats_;
 };
 
+// Host memory that counts as pinned.
+struct Pinned final : at::Allocator {
+  static Pinned& get() {
+    static auto* pinned = new Pinned();
+    return *pinned;
+  }
+  c10::DataPtr allocate(size_t size) override {
+    void* data = c10::GetCPUAllocator()->raw_allocate(size);
+    const std::lock_guard<std::mutex> lock(mutex_);
+    blocks_[data] = size;
+    return {data, data, &Pinned::release, c10::Device(c10::kCPU)};
+  }
+  static void release(void* data) {
+    {
+      const std::lock_guard<std::mutex> lock(get().mutex_);
+      get().blocks_.erase(data);
+    }
+    c10::GetCPUAllocator()->raw_deallocate(data);
+  }
+  c10::DeleterFnPtr raw_deleter() const override {
+    return &Pinned::release;
+  }
+  void copy_data(void* dest, const void* src, std::size_t count) const override {
+    default_copy_data(dest, src, count);
+  }
+  bool has(const void* data) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    auto next = blocks_.upper_bound(const_cast<void*>(data));
+    if (next == blocks_.begin()) {
+      return false;
+    }
+    --next;
+    return data < static_cast<char*>(next->first) + next->second;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<void*, size_t> blocks_;
+};
+
 struct Hooks final : at::PrivateUse1HooksInterface {
   bool isBuilt() const override {
     return true;
@@ -272,7 +314,10 @@ struct Hooks final : at::PrivateUse1HooksInterface {
     return {kType, current_device};
   }
   at::Allocator* getPinnedMemoryAllocator() const override {
-    return c10::GetCPUAllocator();
+    return &Pinned::get();
+  }
+  bool isPinnedPtr(const void* data) const override {
+    return Pinned::get().has(data);
   }
   void resizePrivateUse1Bytes(const c10::Storage& storage, size_t size) const override {
     const c10::DeviceGuard guard(storage.device());

@@ -158,7 +158,7 @@ def backward(rank: int) -> list[float]:
     x = torch.ones(3, device=DEVICE, requires_grad=True)
     side.wait_stream(main)
     with torch.virtual.stream(side):  # type: ignore[attr-defined]
-        y: Tensor = virtual.Work.apply(x, 2.0, 30.0)  # type: ignore[no-untyped-call]
+        y = virtual.worked(x, 2.0, 30.0)
     main.wait_stream(side)
     virtual.work(7.0)
     forward = virtual.cursor_ms()
