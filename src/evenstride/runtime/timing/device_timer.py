@@ -285,7 +285,6 @@ class DeviceTimer(StepTimer):
     def wait_ended(self) -> None:
         """Mark the end of the wait."""
         self._mark(_WAIT)
-        self._read()
 
     def exclude(self, seconds: float) -> None:
         """Leave the current step out: how long the device took for that time is unknown."""
