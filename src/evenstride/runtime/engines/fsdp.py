@@ -73,8 +73,8 @@ def why_uncounted(group: Any) -> str:
         if not unmarkable(group):
             return ""
         return (
-            "this release of torch has another FSDP2 than those whose waits evenstride can "
-            "separate from work on a device"
+            "FSDP2 of this release of torch differs from those in which evenstride can separate "
+            "waits from work on a device"
         )
     if not hasattr(group, "_reduce_scatter_comm"):
         return "FSDP2 before torch 2.8 does not let evenstride separate its waits from work"

@@ -195,7 +195,7 @@ def test_an_all_reduce_that_is_left_out_marks_nothing(monkeypatch: pytest.Monkey
         SimpleNamespace(device=torch.device("cuda"), _reduce_scatter_comm=None),
         SimpleNamespace(device=torch.device("cpu")),
     ],
-    ids=["CUDA", "torch before 2.8"],
+    ids=["CUDA, other internals", "torch before 2.8"],
 )
 def test_waits_that_cannot_be_counted_are_reported_and_not_marked(
     monkeypatch: pytest.MonkeyPatch, group: Any
