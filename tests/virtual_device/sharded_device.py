@@ -59,7 +59,8 @@ class LossModel(nn.Module):
         """Return a mean over the samples."""
         for block in self.blocks:
             x = block(x)
-        return self.head(x).float().square().mean()
+        loss: Tensor = self.head(x).float().square().mean()
+        return loss
 
 
 def sharded(how: str, times: tuple[float, float], mesh: DeviceMesh, each: bool = False) -> Any:
@@ -88,6 +89,16 @@ def sharded(how: str, times: tuple[float, float], mesh: DeviceMesh, each: bool =
     return root
 
 
+def islands(rank: int) -> DeviceMesh:
+    """Return a mesh of four ranks, of which two and two share one copy of the parameters."""
+    ranks = torch.arange(4).view(2, 2)
+    mine: list[Any] = []
+    for lines in (ranks.T, ranks):
+        groups = [dist.new_group(line, backend=virtual.BACKENDS) for line in lines.tolist()]
+        mine += [one for one, line in zip(groups, lines, strict=True) if rank in line]
+    return DeviceMesh.from_group(mine, virtual.TYPE, ranks, mesh_dim_names=("copy", "shard"))
+
+
 def timed(
     rank: int, how: str, forward_ms: list[float], backward_ms: list[float], marked: bool = True
 ) -> list[tuple[float, float]]:
@@ -100,10 +111,16 @@ def timed(
             stack.enter_context(patch.object(fsdp_stalls.StallMarks, "watch", lambda *_: None))
         group = start(rank)
         virtual.link(latency_us=1000.0 * LATENCY_MS)
-        stride = evenstride.Stride(global_batch=8, policy="uniform", process_group=group)
+        mesh = islands(rank) if how == "HSDP" else DeviceMesh.from_group(group, virtual.TYPE)
+        stride = evenstride.Stride(
+            global_batch=8,
+            policy="uniform",
+            process_group=group,
+            shard_group=mesh["shard"].get_group() if how == "HSDP" else None,
+        )
         parts = 2 if how == "micro-batches" else 1
         times = forward_ms[rank] / parts, backward_ms[rank] / parts
-        model = stride.watch(sharded(how, times, DeviceMesh.from_group(group, virtual.TYPE)))
+        model = stride.watch(sharded(how, times, mesh))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
         records = KeptSteps(session(stride).state.clock.timer.finished)
         session(stride).state.clock.timer.report_to(records)
@@ -144,7 +161,7 @@ def gradients(rank: int, on_device: bool) -> list[list[float]]:
         for place, parameter in enumerate(module.parameters()):
             parameter.copy_(torch.linspace(-1, 1 + place, parameter.numel()).view_as(parameter))
     module.to(kind)
-    mesh = DeviceMesh.from_group(group if on_device else dist.group.WORLD, kind)
+    mesh = DeviceMesh.from_group(group if on_device else dist.new_group(), kind)
     for layer in (module[0], module[2], module):
         fully_shard(layer, mesh=mesh)
     seen = []

@@ -47,6 +47,16 @@ def test_work_is_read_back_and_the_rest_is_waiting(virtual_ranks: RankPool, how:
     assert steps[0] == pytest.approx(steps[1], rel=0.01), "both ranks' steps take equally long"
 
 
+def test_ranks_of_an_island_and_of_several_are_told_apart(virtual_ranks: RankPool) -> None:
+    forward_ms, backward_ms = [8.0, 9.0, 20.0, 24.0], [12.0, 13.0, 30.0, 36.0]
+    everywhere = virtual_ranks.run(sharded_device.timed, 4, "HSDP", forward_ms, backward_ms)
+
+    for rank, records in enumerate(everywhere):
+        assert len(records) >= 5
+        for busy_ms, _ in records:
+            assert busy_ms == pytest.approx(forward_ms[rank] + backward_ms[rank], rel=0.02)
+
+
 def test_without_marks_the_ranks_look_alike(virtual_ranks: RankPool) -> None:
     fast, slow = virtual_ranks.run(sharded_device.timed, 2, "plain", FORWARD_MS, BACKWARD_MS, False)
 
