@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 import evenstride
 from evenstride.runtime.engines import fsdp_stalls
+from evenstride.runtime.engines.fsdp import parameter_groups
 from tests.inside import session
 from tests.multiproc.loops import KeptSteps
 from tests.multiproc.training import rows
@@ -85,7 +86,8 @@ def sharded(how: str, times: tuple[float, float], mesh: DeviceMesh, each: bool =
             after.set_modules_to_backward_prefetch([before])
     if how == "gathered ahead":
         for block in wrapped:
-            block._get_fsdp_state()._fsdp_param_group.unshard_async_op = True
+            for group in parameter_groups(block):
+                group.unshard_async_op = True
     return root
 
 
