@@ -52,6 +52,7 @@ class StallMarks:
         """Mark the waits of a parameter group, in place of earlier marks."""
         for name, waits in _WAITS.items():
             method = getattr(group, name)
+            # FSDP calls these methods on the instance, so an attribute of it comes first.
             inner = method.inner if isinstance(method, _MarkedMethod) else method
             setattr(group, name, _MarkedMethod(inner, partial(waits, group), self))
 
@@ -61,7 +62,7 @@ class StallMarks:
         if timer.step != self._step:
             self._begin(timer)
         if not self._marks_this_step:
-            timer.spoil()
+            timer.spoil()  # its waits would count as work
             return
         began_s = timer.now()
         timer.wait_began()
@@ -77,6 +78,7 @@ class StallMarks:
     def _begin(self, timer: StepTimer) -> None:
         now_s = timer.now()
         if self._marks_this_step and timer.step > _ALWAYS_MARKED:
+            # The host's time from step to step is the device's, as it cannot run ahead for ever.
             cost = self._spent_s / max(now_s - self._began_s, 1e-9)
             self._every = min(max(math.ceil(cost / MOST_COST), 1), _MOST_APART)
         self._step, self._began_s, self._spent_s = timer.step, now_s, 0.0
@@ -119,7 +121,8 @@ def _for_buffer(group: Any) -> list[_Wait] | None:
     """Return the waits before a reduce-scatter; ``None`` if they or others are not known."""
     if not group.reduce_grads:
         return []
-    # Modules that were sharded together, of which only some ran.
+    # Modules that were sharded together, of which only some ran: torch then waits for this group's
+    # own reduction, which has not begun yet.
     if len(group.modules) > 1 and group._training_state.name == "FORWARD":
         return None
     context = group.comm_ctx
@@ -136,6 +139,7 @@ def _for_buffer(group: Any) -> list[_Wait] | None:
 
 
 def _for_reduction(group: Any) -> list[_Wait]:
+    # Set by an earlier backward pass of the step; the end of the last one clears both.
     reduced = group._all_reduce_state
     return _events(group, [group._post_reduce_event, reduced and reduced.event])
 
