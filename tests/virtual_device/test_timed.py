@@ -25,6 +25,9 @@ HOWS = (
     "a host that waits",
     "a short queue",
     "a slow host",
+    "a gradient scaler",
+    "compiled inside DDP",
+    "compiled around DDP",
 )
 
 
@@ -56,11 +59,19 @@ def test_a_fault_of_the_timing_is_seen(virtual_ranks: RankPool, fault: Fault) ->
         assert busy_ms != pytest.approx(_work_ms("plain", 0), rel=0.1)
 
 
-def test_a_device_that_cannot_be_timed_is_refused(virtual_ranks: RankPool) -> None:
-    everywhere = virtual_ranks.run(timed.refused, 2)
+@pytest.mark.parametrize(
+    ("how", "facts"),
+    [
+        ("no times", ["'virtual'", "at the same time"]),
+        ("mixed", ["cpu ranks on gloo and virtual ranks on vccl", "never ends"]),
+    ],
+)
+def test_a_device_that_cannot_be_used_is_refused(
+    virtual_ranks: RankPool, how: str, facts: list[str]
+) -> None:
+    everywhere = virtual_ranks.run(timed.refused, 2, how)
 
-    assert "'virtual'" in everywhere[0]
-    assert "at the same time" in everywhere[0]
+    assert [fact for fact in facts if fact not in everywhere[0]] == []
     assert everywhere[0] == everywhere[1]
 
 

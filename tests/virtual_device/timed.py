@@ -67,7 +67,7 @@ def timed(
 
     The rank works for its ``forward_ms`` and ``backward_ms`` in each step.
     """
-    with broken(fault):
+    with broken(fault), _untraced() if "compiled" in how else nullcontext():
         group = start(rank, queue_depth=8 if how == "a short queue" else 1024)
         stride = evenstride.Stride(
             global_batch=8,
@@ -77,14 +77,17 @@ def timed(
         )
         parts = 2 if how == "micro-batches" else 1
         times = forward_ms[rank] / parts, backward_ms[rank] / parts
-        model = DistributedDataParallel(
-            Net(how, *times).to(virtual.DEVICE),
+        net: Any = Net(how, *times).to(virtual.DEVICE)
+        model: Any = DistributedDataParallel(
+            torch.compile(net, backend="aot_eager") if how == "compiled inside DDP" else net,
             process_group=group,
             static_graph=how == "static_graph",
             find_unused_parameters=how == "find_unused_parameters",
             gradient_as_bucket_view=how == "gradient_as_bucket_view",
             bucket_cap_mb=1e-5 if how == "a bucket for each layer" else 25.0,
         )
+        if how == "compiled around DDP":
+            model = torch.compile(model, backend="aot_eager")
         stride.watch(model)
         records = _train(rank, how, stride, model, 8 // len(forward_ms) // parts)
         return [(1e3 * r.busy_s, 1e3 * r.wait_s) for r in records if r.modelled and r.step > WARM]
@@ -97,6 +100,7 @@ def _train(
     session(stride).state.clock.timer.report_to(records)
     loader = stride.loader(rows(8 * STEPS, torch.float32), max_micro_batch=micro_batch)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    scaler = torch.amp.GradScaler(virtual.TYPE, enabled=how == "a gradient scaler")
     copies = virtual.Stream()
     for _, x, _ in loader:
         if how == "a slow host" and rank == 1:
@@ -105,18 +109,26 @@ def _train(
             x = x.to(virtual.DEVICE, non_blocking=True)
         with stride.accumulate(model):
             loss = model(x).square().mean()
-            stride.scale(loss).backward()  # type: ignore[no-untyped-call]
+            scaler.scale(stride.scale(loss)).backward()  # type: ignore[no-untyped-call]
         if how == "a host that waits":
             loss.item()
         if not stride.synced:
             continue
-        optimizer.step()
+        scaler.step(optimizer)
+        scaler.update()
         optimizer.zero_grad()
         if how == "evaluation" and stride.step % 5 == 4:
             virtual.work(_OTHER_MS)
             stride.mean(1.0, 1)
     stride.close()
     return records
+
+
+@contextmanager
+def _untraced() -> Any:
+    """Let torch.compile leave the known work alone, which is no operator."""
+    with patch.object(virtual, "worked", torch.compiler.disable(virtual.worked)):
+        yield
 
 
 @contextmanager
@@ -166,14 +178,15 @@ def broken(fault: Fault) -> Any:
         yield
 
 
-def refused(rank: int) -> str:
-    """Return the error of `watch` on a device whose events show no time."""
+def refused(rank: int, how: str) -> str:
+    """Return the error of `watch` on a device without times, or on the device of one rank only."""
     group = start(rank)
-    virtual.costs(op_us=0.0)
-    stride = evenstride.Stride(global_batch=8, process_group=group)
-    model = nn.Linear(5, 1).to(virtual.DEVICE)
+    if how == "no times":
+        virtual.costs(op_us=0.0)
+    stride = evenstride.Stride(global_batch=8, process_group=group, engine="none")
+    mixed = how == "mixed" and rank == 0
     try:
-        stride.watch(DistributedDataParallel(model, process_group=group))
+        stride.watch(nn.Linear(5, 1).to("cpu" if mixed else virtual.DEVICE))
     except evenstride.ConfigError as error:
         return str(error)
     finally:
