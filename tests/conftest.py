@@ -73,6 +73,7 @@ SLOW = (
     "unit/runtime/checkpoint/test_forged.py",
     "unit/runtime/noise/test_noise_meter_of_network.py",
     "unit/testing/faults/test_supervisor.py",
+    "virtual_device/",
 )
 # Tests that measure times are slow too. These two stay in `make test`: they check the times that
 # observations and summaries consist of.

@@ -14,7 +14,7 @@ OURS = ("evenstride", "tests", "benchmarks", "examples")
 # Private names of other libraries that have no public equivalent, and of dataclasses and tuples.
 OTHERS = (
     *("torch", "dist", "os", "Variable", "compiled_autograd", "p", "mesh"),
-    *("AcceleratorState", "GradientState", "PartialState"),
+    *("AcceleratorState", "FSDPState", "GradientState", "PartialState"),
 )
 PUBLIC = ("_asdict", "_replace", "_fields", "_get_fsdp_state")
 

@@ -17,14 +17,14 @@ import re
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 
 from evenstride.errors import ConfigError
+from evenstride.runtime.timing.device_timer import untimed
 
-Kind = Literal["cpu", "cuda"]
 Capability = tuple[int, int]
 Bf16 = Literal["native", "emulated", "no"]
 
@@ -33,7 +33,7 @@ Bf16 = Literal["native", "emulated", "no"]
 class RankDevice:
     """One rank's device, and the torch that uses it."""
 
-    kind: Kind
+    kind: str  # type of its `torch.device`, such as ``cuda``
     name: str  # as its maker names it
     capability: Capability | None  # ``(major, minor)`` of a CUDA device.
     # Machine code (``sm_80``) or PTX (``compute_90``) in torch; empty if unknown.
@@ -198,10 +198,10 @@ def check_kind(device: torch.device) -> None:
             "watch() got a model whose parameters are on the meta device, so its device is "
             "unknown; call watch() after to_empty() and the initialisation of the weights"
         )
-    if device.type not in ("cpu", "cuda"):
+    if why := untimed(device):
         raise ConfigError(
-            f"watch() got a model on {device.type!r}, but evenstride can time steps on CPU and "
-            "CUDA (ROCm included) only; use one of these devices on every rank"
+            f"watch() got a model on {device.type!r}, but evenstride cannot time steps there: "
+            f"{why}; use CPU, CUDA (ROCm included) or an accelerator with timed events"
         )
 
 
@@ -287,6 +287,14 @@ def own_device() -> torch.device:
 def read_device(device: torch.device) -> RankDevice:
     """Return the facts about a device of this process. Takes a moment if CUDA starts first."""
     common = (torch.__version__, torch.version.cuda)
+    if device.type not in ("cpu", "cuda"):
+        module: Any = torch.get_device_module(device)
+        bf16 = getattr(module, "is_bf16_supported", lambda: True)()
+        # Whether torch.compile works there is not known; torch itself says if it does not.
+        name = device_name(device)
+        return RankDevice(
+            device.type, name, None, (), *common, "native" if bf16 else "no", compile=True
+        )
     if device.type != "cuda":
         compiler = any(map(shutil.which, ("g++", "clang++")))
         return RankDevice("cpu", _processor(), None, (), *common, _bf16_of_processor(), compiler)
@@ -304,6 +312,13 @@ def read_device(device: torch.device) -> RankDevice:
         "native" if rocm or capability >= _OLDEST_WITH_BF16 else "emulated",
         compiler and triton and (rocm or capability >= _OLDEST_FOR_TRITON),
     )
+
+
+def device_name(device: torch.device) -> str:
+    """Return an accelerator's name as its maker gives it, or its type if it gives none."""
+    module: Any = torch.get_device_module(device)
+    named = getattr(module, "get_device_name", None)
+    return device.type if named is None else str(named(device))
 
 
 def _release(version: str) -> Capability:

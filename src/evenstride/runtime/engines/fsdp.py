@@ -11,10 +11,8 @@ waits as waiting time. With Gloo on CPU (torch 2.13) the host blocks in these ca
 - HSDP's all-reduce between the shard groups blocks inside a call that cannot be replaced. But it
   runs between the reduce-scatter, which is ours, and the all-reduce hook, which runs after it.
 
-On CUDA the host blocks in none of these. There the compute stream waits: in ``wait_for_unshard``,
-before a reduce-scatter whose input buffer is still in use, and at the end of the backward pass. The
-timer's marks are events on the current stream, which inside a collective is the collective's own.
-So a version for CUDA has to mark these three waits on the compute stream.
+On a device the host blocks in none of these. There the compute stream waits, and `StallMarks` marks
+its waits.
 
 Models are refused whose work on one sample is divided over several ranks (tensor, context, expert
 and pipeline parallelism). Such ranks need the same samples, but each rank of a `Stride` has samples
@@ -33,6 +31,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from evenstride.errors import ConfigError
+from evenstride.runtime.engines.fsdp_stalls import StallMarks, unmarkable
 from evenstride.runtime.engines.watched_models import fsdp_parts, is_of_fsdp
 from evenstride.runtime.timing.device_timer import RankClock
 
@@ -43,16 +42,22 @@ _AllReduceHook = Callable[[Tensor], None]
 
 
 def subtract_collectives(model: nn.Module, clock: RankClock) -> None:
-    """Count the time in which FSDP2's collectives block the host as waiting, not as work.
+    """Count the time in which FSDP2's collectives block host or device as waiting, not as work.
 
     Call it after `fully_shard`, and after any `set_custom_all_gather`, `set_custom_reduce_scatter`
     or `set_all_reduce_hook` of the user, which stay in use. A second call replaces the clock of
-    the first. Changes no result, and costs about 1 us per collective.
+    the first. Changes no result. Costs about 1 us per collective on a CPU, and at most 0.3 % of the
+    time on a device.
     """
+    stalls = StallMarks(clock)
     for part in fsdp_parts(model):
         for group in parameter_groups(part):
-            if not why_uncounted(group):
+            if why_uncounted(group):
+                continue
+            if group.device.type == "cpu":
                 _mark(group, clock)
+            else:
+                stalls.watch(group)
 
 
 def uncounted(model: nn.Module) -> str:
@@ -65,9 +70,11 @@ def uncounted(model: nn.Module) -> str:
 def why_uncounted(group: Any) -> str:
     """Return why waits of a parameter group cannot be separated from work; empty if they can."""
     if group.device.type != "cpu":
+        if not unmarkable(group):
+            return ""
         return (
-            "FSDP2 on CUDA waits for other ranks inside every layer, and evenstride cannot yet "
-            "separate these waits from work"
+            "FSDP2 of this release of torch differs from those in which evenstride can separate "
+            "waits from work on a device"
         )
     if not hasattr(group, "_reduce_scatter_comm"):
         return "FSDP2 before torch 2.8 does not let evenstride separate its waits from work"

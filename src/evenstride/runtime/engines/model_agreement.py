@@ -6,6 +6,7 @@ import hashlib
 import logging
 from collections.abc import Callable
 from dataclasses import asdict
+from itertools import chain
 from typing import Any
 
 import torch
@@ -23,8 +24,8 @@ from evenstride.runtime.engines.device_support import (
     read_device,
     require,
 )
-from evenstride.runtime.engines.fsdp import check_engine, uncounted
-from evenstride.runtime.engines.watched_models import engine_of, is_sharded
+from evenstride.runtime.engines.fsdp import check_engine, parameter_groups, uncounted
+from evenstride.runtime.engines.watched_models import engine_of, fsdp_parts, is_sharded
 from evenstride.runtime.usage_errors import check_whole
 
 logger = logging.getLogger("evenstride")
@@ -114,8 +115,13 @@ def _check_drift(model: nn.Module, drift_check: int | None) -> None:
 
 
 def device_of(model: nn.Module) -> torch.device:
-    """Return the device of a model's parameters; the CPU if it has none."""
-    return next((p.device for p in model.parameters()), torch.device("cpu"))
+    """Return the device that a model computes on; the CPU if it has no parameters.
+
+    FSDP2 may keep the parameters on the host and move them to the device when they are needed.
+    """
+    groups = (group for part in fsdp_parts(model) for group in parameter_groups(part))
+    sharded = (group.device for group in groups)
+    return next(chain(sharded, (p.device for p in model.parameters())), torch.device("cpu"))
 
 
 def _device(plain: Plain) -> RankDevice:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from evenstride.runtime.engines.device_support import likely_device
+from evenstride.runtime.engines.device_support import device_name, likely_device
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +66,8 @@ def fingerprint(device: torch.device) -> str:
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
         return f"cuda {properties.name} {properties.total_memory >> 20} MiB"
+    if device.type != "cpu":
+        return f"{device.type} {device_name(device)}"
     cpuinfo = Path("/proc/cpuinfo")
     try:
         lines = cpuinfo.read_text().splitlines()

@@ -151,7 +151,7 @@ class LossScaling:
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             raise usage_errors.not_one_number(loss)
         # In a script that watches no model, the first loss shows the device.
-        if loss.is_cuda and not self._watched.models:
+        if not self._watched.models:
             self._clock.time_on(loss.device)
         timer, batch = self._clock.timer, self._batch
         if timer.capturing:

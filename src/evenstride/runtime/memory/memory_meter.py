@@ -18,7 +18,6 @@ from typing import Any, Protocol, cast
 
 import psutil
 import torch
-from torch import nn
 
 from evenstride.core.time_model.observation import PeakMemory
 from evenstride.runtime.loading.micro_batch_limits import MicroBatchLimits
@@ -330,10 +329,10 @@ class PeakReport:
         """Note that an evaluation runs, whose memory is not that of a step."""
         self._evaluated = True
 
-    def watch(self, model: nn.Module) -> None:
+    def watch(self, device: torch.device) -> None:
+        """Measure the memory of the device of the first watched model."""
         if self._meter is None:
-            devices = (p.device for p in model.parameters())
-            self._meter = MemoryMeter(next(devices, torch.device("cpu")), self._neighbours)
+            self._meter = MemoryMeter(device, self._neighbours)
 
     def take(self) -> PeakMemory | None:
         """Return the peak since the last call, if it is known (control thread)."""

@@ -64,7 +64,7 @@ class MemoryGuard:
         if batch.retry:
             gc.collect()
             if self._step.clock.timer.on_device:
-                torch.cuda.empty_cache()
+                torch.get_device_module(self._step.clock.device).empty_cache()
 
     def _went_through(self) -> None:
         """Note that the current batch fitted, in a loop that could have repeated it."""

@@ -93,7 +93,7 @@ class ModelWatcher:
             self._step.scaling.check_losses_of(model)
         if self._step.noise is not None:
             self._step.noise.watch(model)
-        self._peaks.watch(model)
+        self._peaks.watch(device_of(model))
 
     def close(self) -> None:
         """Release the process group; see `Channel.close`."""

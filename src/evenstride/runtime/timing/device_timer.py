@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -34,6 +35,7 @@ _PHASE_OF = {part: phase for phase, part in _PART_OF.items()}
 # How long the program must stand still before the device is queried: querying an event while
 # another thread captures a CUDA graph breaks the capture.
 _STANDS_STILL_S = 2.5
+_PROBE = 1 << 20  # elements of a kernel that no device runs in no time
 
 
 class Mark(Protocol):
@@ -61,8 +63,33 @@ class Marks(Protocol):
         """Take back a mark that has been read, for reuse."""
 
 
+class StreamMarks:
+    """Events on the current stream of one accelerator of any type, which are reused."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._free = device, list[torch.Event]()
+        module = torch.get_device_module(device)
+        self._is_capturing: Callable[[], bool] = getattr(
+            module, "is_current_stream_capturing", bool
+        )
+
+    @property
+    def capturing(self) -> bool:
+        return self._is_capturing()
+
+    def record(self) -> torch.Event:
+        """Return an event that the device passes after all work queued so far."""
+        event = self._free.pop() if self._free else torch.Event(self._device, enable_timing=True)
+        # By name, because the callbacks of a backward pass run on a thread of their own.
+        event.record(torch.accelerator.current_stream(self._device))
+        return event
+
+    def free(self, mark: torch.Event) -> None:
+        self._free.append(mark)
+
+
 class CudaMarks:
-    """Events on the current stream of one CUDA device, which are reused."""
+    """`StreamMarks` of a CUDA device; the events of ``torch.cuda`` cost less to record."""
 
     def __init__(self, device: torch.device) -> None:
         self._device, self._free = device, list[torch.cuda.Event]()
@@ -84,6 +111,28 @@ class CudaMarks:
 
 def _new_event() -> torch.cuda.Event:
     return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+
+
+@cache
+def untimed(device: torch.device) -> str:
+    """Return why steps on a device cannot be timed; empty if they can, as on CPU and CUDA.
+
+    On other devices, the first call times a small kernel by two events, and waits for it.
+    """
+    if device.type in ("cpu", "cuda"):
+        return ""
+    try:
+        marks = StreamMarks(device)
+        begin = marks.record()
+        torch.zeros(_PROBE, device=device)
+        end = marks.record()
+        end.synchronize()
+        elapsed_ms = begin.elapsed_time(end)
+    except (RuntimeError, ValueError, AttributeError, AssertionError):
+        logger.info("steps on %s cannot be timed", device, exc_info=True)
+        return "its torch cannot read the time between two events"
+    # Some backends have events that do nothing.
+    return "" if elapsed_ms > 0 else "two events with a kernel between them are at the same time"
 
 
 @dataclass(slots=True)
@@ -236,7 +285,6 @@ class DeviceTimer(StepTimer):
     def wait_ended(self) -> None:
         """Mark the end of the wait."""
         self._mark(_WAIT)
-        self._read()
 
     def exclude(self, seconds: float) -> None:
         """Leave the current step out: how long the device took for that time is unknown."""
@@ -290,6 +338,8 @@ class RankClock:
 
     def __init__(self, timer: StepTimer) -> None:
         self.timer = timer
+        self.device = torch.device("cpu")
+        """Where steps are timed."""
         self._sizes: set[int] = set()  # sizes of the batches that have run
 
     def waiting(self) -> AbstractContextManager[None]:
@@ -297,8 +347,10 @@ class RankClock:
 
     def time_on(self, device: torch.device) -> None:
         """Measure steps on a model's device from now on, if the device works asynchronously."""
-        if device.type == "cuda" and not self.timer.on_device:
-            self.timer = DeviceTimer.instead_of(self.timer, CudaMarks(device))
+        if device.type == "cpu" or self.timer.on_device or untimed(device):
+            return
+        marks = CudaMarks(device) if device.type == "cuda" else StreamMarks(device)
+        self.timer, self.device = DeviceTimer.instead_of(self.timer, marks), device
 
     def handed_out(self, samples: int, *, compiled: bool) -> None:
         """Do not model a step with the first batch of its size if such a batch is slow."""

@@ -88,6 +88,11 @@ class StepTimer:
         return self._phase, self._step
 
     @property
+    def step(self) -> int:
+        """The step that the training thread is in, or was in last."""
+        return self._step
+
+    @property
     def left(self) -> bool:
         """Whether the loop stopped within an epoch, with no step in progress."""
         return not self._in_step and self._phase in ("compute", "between")

@@ -338,6 +338,22 @@ def test_a_device_whose_steps_can_be_timed_is_accepted(kind: str) -> None:
     check_kind(torch.device(kind))
 
 
+@pytest.mark.parametrize(("bf16", "level"), [(True, "native"), (False, "no")])
+def test_another_accelerator_is_read_from_its_module(
+    monkeypatch: pytest.MonkeyPatch, bf16: bool, level: str
+) -> None:
+    module = SimpleNamespace(
+        get_device_name=lambda _: "an accelerator", is_bf16_supported=lambda: bf16
+    )
+    monkeypatch.setattr(torch, "get_device_module", lambda _: module)
+
+    device = read_device(torch.device("xpu", 0))
+
+    assert (device.kind, device.name, device.bf16) == ("xpu", "an accelerator", level)
+    assert device.compile
+    assert require([device]) == ()
+
+
 @pytest.mark.parametrize("backend", ["cpu:gloo,cuda:nccl", "cuda:nccl,cpu:gloo"])
 def test_ranks_of_which_some_use_their_gpu_are_refused_where_it_matters(backend: str) -> None:
     with raises_message(ConfigError, "rank 0", "rank 2", "set_device"):
@@ -405,6 +421,9 @@ def test_a_fingerprint_is_of_the_device_asked_for(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: cards[device.index])
 
     devices = [myself(0, torch.device("cuda", index)).device for index in (0, 1)]
+    monkeypatch.setattr(torch, "get_device_module", lambda _: SimpleNamespace())
+    devices.append(myself(0, torch.device("xpu", 1)).device)
     fingerprint.cache_clear()
 
+    assert devices.pop() == "xpu xpu"
     assert devices == ["cuda A 1024 MiB", "cuda B 2048 MiB"]

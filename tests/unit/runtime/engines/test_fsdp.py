@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
 from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -22,9 +24,12 @@ from evenstride.runtime.engines.fsdp import (
     gathered,
     held_back,
     island_of,
+    parameter_groups,
     subtract_collectives,
     uncounted,
 )
+from evenstride.runtime.engines.fsdp_stalls import StallMarks, unmarkable
+from evenstride.runtime.engines.watched_models import fsdp_parts
 from evenstride.runtime.timing.device_timer import RankClock
 from tests.messages import raises_message
 from tests.unit.runtime.timing.test_step_timer import Bench
@@ -195,7 +200,7 @@ def test_an_all_reduce_that_is_left_out_marks_nothing(monkeypatch: pytest.Monkey
         SimpleNamespace(device=torch.device("cuda"), _reduce_scatter_comm=None),
         SimpleNamespace(device=torch.device("cpu")),
     ],
-    ids=["CUDA", "torch before 2.8"],
+    ids=["CUDA, other internals", "torch before 2.8"],
 )
 def test_waits_that_cannot_be_counted_are_reported_and_not_marked(
     monkeypatch: pytest.MonkeyPatch, group: Any
@@ -207,6 +212,52 @@ def test_waits_that_cannot_be_counted_are_reported_and_not_marked(
 
     assert "waits from work" in uncounted(model)
     assert vars(group) == before
+
+
+class Waits:
+    """What the compute stream of real FSDP2 waits for before the backward pass ends."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, timer: Any) -> None:
+        self.marked, self.unmarked = list[Any](), list[Any]()
+        self._inside = self._ended = False
+        compute = torch.cpu.current_stream()
+
+        def wait_event(stream: Any, event: Any) -> None:
+            if stream is compute and not self._ended:
+                (self.marked if self._inside else self.unmarked).append(event)
+
+        patch.setattr(torch.cpu.Stream, "wait_event", wait_event)
+        patch.setattr(torch.cpu.Stream, "record_event", lambda _: torch.cpu.Event())
+        for name, inside in (("wait_began", True), ("wait_ended", False)):
+            patch.setattr(timer, name, partial(setattr, self, "_inside", inside))
+        end = FSDPState._root_post_backward_final_callback
+
+        def ended(state: Any) -> None:
+            self._ended = True
+            end(state)
+
+        patch.setattr(FSDPState, "_root_post_backward_final_callback", ended)
+
+
+@pytest.mark.skipif(not hasattr(torch.cpu.Stream, "record_event"), reason="torch 2.6")
+@pytest.mark.parametrize("mesh", [(4,), (2, 2)])
+def test_on_a_device_every_wait_is_queued_between_marks_first(
+    monkeypatch: pytest.MonkeyPatch, mesh: tuple[int, ...]
+) -> None:
+    rank = Rank(monkeypatch, *mesh)
+    marks = StallMarks(RankClock(rank.bench.timer))
+    for part in fsdp_parts(rank.model):
+        for group in parameter_groups(part):
+            assert not unmarkable(group)
+            marks.watch(group)
+    waits = Waits(monkeypatch, rank.bench.timer)
+
+    rank.bench.fetch(0)
+    rank.model(torch.ones(3, 4, requires_grad=True)).sum().backward()
+
+    # Three groups gather in forward, two again in backward, and two wait for a buffer.
+    assert len(waits.marked) == 7
+    assert waits.unmarked == waits.marked, "torch repeats what is marked, and has no other wait"
 
 
 def test_a_model_without_fsdp_has_nothing_to_count() -> None:

@@ -413,6 +413,19 @@ def test_a_loss_on_a_device_puts_the_clock_there(monkeypatch: pytest.MonkeyPatch
     assert device.out == 4, "two marks for each backward pass, on one timer"
 
 
+@pytest.mark.parametrize(("why", "timed"), [("", True), ("no events", False)])
+def test_another_accelerator_has_the_clock_if_it_can_be_timed(
+    monkeypatch: pytest.MonkeyPatch, why: str, timed: bool
+) -> None:
+    monkeypatch.setattr(device_timer, "untimed", lambda _: why)
+    monkeypatch.setattr(device_timer, "StreamMarks", lambda _: Device())
+    rank = Rank()
+    rank.clock.time_on(torch.device("xpu", 0))
+
+    assert rank.clock.timer.on_device == timed
+    assert rank.clock.device == torch.device("xpu:0" if timed else "cpu")
+
+
 @pytest.mark.parametrize(("model", "loss"), [("cuda", "cpu"), ("cpu", "cuda")])
 def test_the_clock_is_where_the_model_is_wherever_its_loss_is(
     monkeypatch: pytest.MonkeyPatch, model: str, loss: str

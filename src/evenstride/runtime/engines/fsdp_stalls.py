@@ -1,0 +1,166 @@
+"""Marks where FSDP2 makes the compute stream of a device wait for other ranks.
+
+The host waits in none of FSDP2's collectives on a device. The compute stream does, in these places
+(torch 2.13, ``_fsdp_param_group.py``):
+
+- ``wait_for_unshard``, before forward and backward of a module, waits for its all-gather;
+- ``post_backward`` waits for an earlier reduce-scatter whose input buffer is to be used again;
+- ``_wait_for_post_backward`` waits for the group's earlier reduction in the same step;
+- the callback at the end of the backward pass waits for all reductions. It is between the timer's
+  marks ``gradients_ready`` and ``synchronised`` in any case.
+
+Each of the first three methods is replaced on the parameter group. The new one queues the same wait
+first, between two marks of the timer, and then calls the method. A stream that waits for an event
+twice does nothing the second time, so neither results nor the order of the collectives change. The
+time between the two marks is what the compute stream idled; communication that overlaps with work
+is not counted.
+
+A step has two marks for each wait. On the host they take a few microseconds each, which counts in a
+model of many modules with short steps. So they may take 0.3 % of the time: beyond that, steps in
+between have no marks and are not modelled.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch.distributed as dist
+
+from evenstride.runtime.timing.device_timer import RankClock
+from evenstride.runtime.timing.step_timer import StepTimer
+
+_Wait = Callable[[], object]
+
+MOST_COST = 0.003
+"""Most host time that marks may take, as a fraction of the steps' time."""
+_ALWAYS_MARKED = 50  # steps at the start, in which the split is found
+_MOST_APART = 20  # steps from one with marks to the next
+
+
+class StallMarks:
+    """Marks the waits of one model's parameter groups on this rank."""
+
+    def __init__(self, clock: RankClock) -> None:
+        self._clock = clock
+        self._step, self._began_s, self._spent_s = -1, 0.0, 0.0
+        self._every, self._marks_this_step = 1, False
+
+    def watch(self, group: Any) -> None:
+        """Mark the waits of a parameter group, in place of earlier marks."""
+        for name, waits in _WAITS.items():
+            method = getattr(group, name)
+            # FSDP calls these methods on the instance, so an attribute of it comes first.
+            inner = method.inner if isinstance(method, _MarkedMethod) else method
+            setattr(group, name, _MarkedMethod(inner, partial(waits, group), self))
+
+    def mark(self, waits: Sequence[_Wait]) -> None:
+        """Queue waits between two marks, if the step in progress has marks."""
+        timer = self._clock.timer
+        if timer.step != self._step:
+            self._begin(timer)
+        if not self._marks_this_step:
+            timer.spoil()  # its waits would count as work
+            return
+        began_s = timer.now()
+        timer.wait_began()
+        for wait in waits:
+            wait()
+        timer.wait_ended()
+        self._spent_s += timer.now() - began_s
+
+    def spoil(self) -> None:
+        """Leave out the step in progress, which has a wait that cannot be marked."""
+        self._clock.timer.spoil()
+
+    def _begin(self, timer: StepTimer) -> None:
+        now_s = timer.now()
+        if self._marks_this_step and timer.step > _ALWAYS_MARKED:
+            # The host's time from step to step is the device's, as it cannot run ahead for ever.
+            cost = self._spent_s / max(now_s - self._began_s, 1e-9)
+            self._every = min(max(math.ceil(cost / MOST_COST), 1), _MOST_APART)
+        self._step, self._began_s, self._spent_s = timer.step, now_s, 0.0
+        self._marks_this_step = timer.step <= _ALWAYS_MARKED or timer.step % self._every == 0
+
+
+class _MarkedMethod:
+    """A method of a parameter group, before which its waits are queued between marks."""
+
+    def __init__(
+        self, inner: Callable[..., Any], waits: Callable[[], list[_Wait] | None], marks: StallMarks
+    ) -> None:
+        self.inner, self._waits, self._marks = inner, waits, marks
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        waits = self._waits()
+        if waits is None:
+            self._marks.spoil()
+        elif waits:
+            self._marks.mark(waits)
+        return self.inner(*args, **options)
+
+
+def unmarkable(group: Any) -> bool:
+    """Return whether this release of torch lacks what the marks rely on."""
+    return not all(hasattr(group, name) for name in (*_WAITS, *_READ))
+
+
+def _for_gather(group: Any) -> list[_Wait]:
+    result = group._all_gather_result
+    if result is None:
+        return []
+    waits = _events(group, [result.all_gather_event])
+    if isinstance(result.all_gather_work, dist.Work):
+        waits.append(result.all_gather_work.wait)
+    return waits
+
+
+def _for_buffer(group: Any) -> list[_Wait] | None:
+    """Return the waits before a reduce-scatter; ``None`` if they or others are not known."""
+    if not group.reduce_grads:
+        return []
+    # Modules that were sharded together, of which only some ran: torch then waits for this group's
+    # own reduction, which has not begun yet.
+    if len(group.modules) > 1 and group._training_state.name == "FORWARD":
+        return None
+    context = group.comm_ctx
+    if hasattr(context, "reduce_scatter_state"):  # older releases have one buffer
+        states, most = [context.reduce_scatter_state], 1
+    elif not hasattr(context, "reduce_scatter_states"):
+        return None
+    else:
+        if group._param_group_index != group._num_param_groups - 1:
+            return []
+        states, most = context.reduce_scatter_states, context.reduce_scatter_max_input_buffers
+    used = [state.event for state in states if state is not None]
+    return _events(group, used[: max(len(used) - most + 1, 0)])
+
+
+def _for_reduction(group: Any) -> list[_Wait]:
+    # Set by an earlier backward pass of the step; the end of the last one clears both.
+    reduced = group._all_reduce_state
+    return _events(group, [group._post_reduce_event, reduced and reduced.event])
+
+
+def _events(group: Any, events: Sequence[Any]) -> list[_Wait]:
+    known = [event for event in events if event is not None]
+    if not known:
+        return []
+    stream = group.device_handle.current_stream()
+    return [partial(stream.wait_event, event) for event in known]
+
+
+_WAITS: dict[str, Callable[[Any], list[_Wait] | None]] = {
+    "wait_for_unshard": _for_gather,
+    "post_backward": _for_buffer,
+    "_wait_for_post_backward": _for_reduction,
+}
+_READ = (
+    "_all_gather_result",
+    "_post_reduce_event",
+    "_all_reduce_state",
+    "comm_ctx",
+    "device_handle",
+)

@@ -1,0 +1,1 @@
+"""A device with virtual time, for tests of code that needs an accelerator; see README.md."""
