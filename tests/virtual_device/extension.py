@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import sysconfig
 import tempfile
 from functools import cache
 from pathlib import Path
@@ -22,11 +23,13 @@ ROOT = HERE.parents[1]
 NAME = "evenstride_virtual_device"
 _SOURCES = ("device.cpp", "group.cpp")
 BUILD_LIMIT_S = 600
+# The package `ninja` of the extra `dev` lies beside Python, which need not be on the path.
+_PATH = os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", "")])
 
 
 def missing() -> str:
     """Return what the build needs and this machine lacks; empty if it has everything."""
-    lacks = [name for name in ("c++", "ninja") if shutil.which(name) is None]
+    lacks = [name for name in ("c++", "ninja") if shutil.which(name, path=_PATH) is None]
     return f"the virtual device needs {' and '.join(lacks)} to be built" if lacks else ""
 
 
@@ -61,7 +64,7 @@ def _build_into(final: Path) -> None:
         builder = subprocess.Popen(
             [sys.executable, "-m", __spec__.name, str(target)],
             cwd=ROOT,
-            env={"MAX_JOBS": "1", **os.environ},
+            env={"MAX_JOBS": "1", **os.environ, "PATH": _PATH},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
