@@ -3,11 +3,12 @@
     python benchmarks/integrations.py [--frameworks bare,lightning] [--rounds 6] [--json] [--out F]
 
 Three processes under CPU limits train the same network with the same global batch: a loop of
-DistributedDataParallel and evenstride, Accelerate, Lightning's Trainer, transformers' Trainer, and
-Ray Train in its local mode. Each framework trains blocks with equal and with balanced shares in
-turns, all in the same processes. `speed-up` is the equal step time divided by the balanced one, and
-`to bare` is the speed-up divided by that of the bare loop, both from pairs of blocks of one round,
-with 95 % intervals. `overhead` is what a step takes longer than in the bare loop.
+DistributedDataParallel and evenstride, Accelerate, Lightning's Trainer, transformers' Trainer, Ray
+Train in its local mode, and TensorFlow, whose kernels take other times. Each framework trains
+blocks with equal and with balanced shares in turns, all in the same processes. `speed-up` is the
+equal step time divided by the balanced one, and `to bare` is the speed-up divided by that of the
+bare loop, both from pairs of blocks of one round, with 95 % intervals. `overhead` is what a step
+takes longer than in the bare loop.
 
 The exit code is 1 if a framework's speed-up is surely not within 5 % of the bare loop's, and 3 if
 an interval of `to bare` is wider than 5 % to either side, so that the run cannot tell.

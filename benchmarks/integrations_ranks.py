@@ -26,7 +26,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, Dataset, Subset
+from torch.utils.data import DataLoader, Subset
 
 from evenstride.core.arrays import Shares
 from evenstride.lab.demo.demo_script import (
@@ -111,7 +111,7 @@ class Work:
         ends_s: Times of the updates so far.
     """
 
-    data: Dataset[Any]
+    data: Subset[Any]
     batch: int
     net: nn.Module
     optimizer: torch.optim.Optimizer
@@ -121,11 +121,16 @@ class Work:
     def of(cls, task: DemoTask, batch: int, steps: int) -> Work:
         """Return the work of a block of some steps."""
         count, net = len(task.train), task.net()
-        data: Dataset[Any] = Subset(task.train, [i % count for i in range(batch * steps)])
+        data: Subset[Any] = Subset(task.train, [i % count for i in range(batch * steps)])
         optimizer = torch.optim.SGD(net.parameters(), lr=LEARNING_RATE, momentum=MOMENTUM)
         work = cls(data, batch, net, optimizer)
         optimizer.register_step_post_hook(lambda *_: work.mark())
         return work
+
+    def rows(self) -> tuple[Tensor, ...]:
+        """Return all ids, images and labels."""
+        rows: tuple[Tensor, ...] = self.data.dataset[torch.tensor(self.data.indices)]
+        return rows
 
     def mark(self) -> None:
         """Note the end of an update."""
@@ -269,6 +274,48 @@ def ray(work: Work) -> Shares:
     return found[0]
 
 
+def tensorflow(work: Work) -> Shares:
+    """Train the same network, built from the layers of Keras, with TensorFlow."""
+    import keras
+    import tensorflow as tf
+
+    from evenstride.integrations.tensorflow import TensorFlowStride
+
+    dist.init_process_group("gloo")
+    _, images, labels = work.rows()
+    model = keras.Sequential([keras.Input((8, 8, 1)), *keras_layers(), keras.layers.Dense(10)])
+    optimizer = keras.optimizers.SGD(LEARNING_RATE, momentum=MOMENTUM)
+    loss_fn = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    stride = TensorFlowStride(work.batch)
+    loader = stride.loader((images.permute(0, 2, 3, 1).numpy(), labels.numpy()))
+    stride.watch(model, optimizer)
+
+    @tf.function(input_signature=loader.element_spec)  # type: ignore[untyped-decorator]
+    def step(x: Any, y: Any) -> None:
+        with tf.GradientTape() as tape:
+            loss = loss_fn(y, model(x, training=True))
+        gradients = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+
+    for x, y in loader:
+        step(x, y)
+        work.mark()
+    del os.environ["TF_CONFIG"]  # of this block's process group
+    return closed(stride)
+
+
+def keras_layers() -> Iterator[Any]:
+    """Yield the layers of the demo's network for digits, except for the last one."""
+    from keras import layers
+
+    for channels, groups in ((64, 4), (128, 8), (128, 8)):
+        yield layers.Conv2D(channels, 3, padding="same")
+        yield layers.GroupNormalization(groups)
+        yield layers.ReLU()
+    yield layers.AveragePooling2D(4)
+    yield layers.Flatten()
+
+
 # The first one is what the others are compared with.
 FRAMEWORKS: dict[str, Callable[[Work], Shares]] = {
     "bare": bare,
@@ -276,6 +323,7 @@ FRAMEWORKS: dict[str, Callable[[Work], Shares]] = {
     "lightning": lightning,
     "transformers": transformers,
     "ray": ray,
+    "tensorflow": tensorflow,
 }
 
 
