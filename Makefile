@@ -17,7 +17,7 @@ FLOOR_VENV ?= .venv-floor
 TESTS ?= tests
 PAGES := build/docs
 SIDE_BY_SIDE := $(BIN)/python -m pytest --numprocesses=auto --maxprocesses=8 --dist=worksteal
-INTEGRATIONS := $(patsubst %,tests/integrations/test_%.py,transformers ray streaming_data tensorflow trackers grafana \
+INTEGRATIONS := $(patsubst %,tests/integrations/test_%.py,accelerate_alone transformers ray streaming_data tensorflow trackers grafana \
 	launchers launcher_schemas)
 LONG := tests/property/test_exactly_once.py tests/property/test_weighting.py
 

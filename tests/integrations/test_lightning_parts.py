@@ -152,6 +152,7 @@ def test_a_device_without_ddp_is_refused(device: str) -> None:
         check_device(torch.device(device))
 
 
+@pytest.mark.filterwarnings("ignore:The `srun` command")  # of Lightning, where Slurm is installed
 @pytest.mark.parametrize(
     ("make", "strategy", "accelerator"),
     [

@@ -199,6 +199,9 @@ def _go(
         return Seen(
             None, seen_weights, stride.epoch, [], checkpoint.report(), reported, messages.reported
         )
+    except ConfigError:
+        checkpoint.close()  # it would keep the model in this process of the pool
+        raise
     parts = loader, model, optimizer, scheduler
     return _train(rank, run, stride, parts, checkpoint, restored, messages)
 
