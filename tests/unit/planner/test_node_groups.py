@@ -37,6 +37,13 @@ def test_names_are_labels_and_differ() -> None:
     assert LONGEST_JOB_NAME + 1 + longest + len("-0-99") + len("-abcde") <= 63
 
 
+def test_no_type_gets_the_name_of_another_group() -> None:
+    kinds = (kind("Store"), kind("a-b-4"), kind("a-b"), kind("a.b"))
+    names = [group.name for group in node_groups(ClusterChoice(kinds, (1,) * 4, 8))]
+
+    assert names == ["store-1", "a-b-4", "a-b", "a-b-5"]
+
+
 def test_a_type_without_machines_is_refused() -> None:
     with raises_message(ConfigError, "0 machines", "small"):
         node_groups(ClusterChoice((kind("big"), kind("small")), (2, 0), 256))
