@@ -41,7 +41,7 @@ def node_groups(choice: ClusterChoice) -> list[NodeGroup]:
     """Return the groups of a cluster in the order of their node ranks.
 
     Raises:
-        ConfigError: a type has no machine.
+        ConfigError: a type has no machine, or a name that would break a line of a file.
     """
     groups, first, taken = list[NodeGroup](), 0, {STORE}
     for number, (kind, count) in enumerate(zip(choice.kinds, choice.counts, strict=True), 1):
@@ -49,6 +49,11 @@ def node_groups(choice: ClusterChoice) -> list[NodeGroup]:
             raise ConfigError(
                 f"{count} machines of type {kind.name}: a file starts at least one machine of each "
                 "type; leave the type out"
+            )
+        if not kind.name.isprintable():  # files name the type in comments
+            raise ConfigError(
+                f"machine type {kind.name!r} has a line break or another character that cannot be "
+                "printed; rename it in the catalogue and in the profile"
             )
         name = re.sub(r"[^a-z0-9]+", "-", kind.name.lower()).strip("-")
         name = name[:_LONGEST_GROUP].strip("-") or f"type-{number}"
