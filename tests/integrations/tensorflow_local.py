@@ -263,12 +263,28 @@ def evaluated() -> dict[str, Any]:
     """Return the samples and the metric of an evaluation."""
     stride = TensorFlowStride(BATCH, policy=POLICY)
     metric, own = keras.metrics.MeanSquaredError(dtype="float64"), []
-    for ids, _, y in stride.loader(data(), train=False):
-        metric.update_state(y, tf.zeros_like(y))
-        own += ids.numpy().tolist()
+    ids, x, y = data()
+    for inputs, labels in stride.loader(({"ids": ids, "x": x}, y), train=False):
+        metric.update_state(labels, tf.zeros_like(labels))
+        own += inputs["ids"].numpy().tolist()
     result, kept = stride.result(metric), float(metric.result())
     stride.close()
     return {"ids": own, "result": result, "kept": kept}
+
+
+def repeated() -> list[int]:
+    """Return the steps of two trainings, one after the other, with the same optimizer."""
+    model, optimizer, steps = net(), optimizer_of(), []
+    for _ in range(2):
+        stride = TensorFlowStride(BATCH, policy=POLICY)
+        loader = stride.loader(data())
+        stride.watch(model, optimizer)
+        for _, x, y in loader:
+            _, gradients = gradients_of(model, x, y)
+            optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+        steps.append(stride.step)
+        stride.close()
+    return steps
 
 
 def whole(folder: Path) -> dict[str, Any]:
@@ -291,6 +307,7 @@ def whole(folder: Path) -> dict[str, Any]:
         "sparse strategy": sparse(strategy),
         "placeholder": placeholder(),
         "evaluated": evaluated(),
+        "repeated": repeated(),
         "refusals": tensorflow_refusals.refusals(strategy),
         "alone": alone(),
         "alone float32": alone("float32"),

@@ -90,10 +90,20 @@ def _of_loader(strategy: Any) -> dict[str, str]:
         "a batched pipeline": (samples.batch(4).prefetch(1), {}),
         "a sharded pipeline": (samples.shard(2, 0), {}),
         "a shuffled pipeline": (samples.shuffle(10), {}),
+        "a shuffled pipeline without a seed": (
+            samples.shuffle(10, reshuffle_each_iteration=False),
+            {},
+        ),
+        "a random mix": (tf.data.Dataset.sample_from_datasets([samples, samples]), {}),
+        "an order by chance": (
+            samples.map(lambda *one: one, num_parallel_calls=2, deterministic=False).prefetch(1),
+            {},
+        ),
         "a distributed data set": (strategy.experimental_distribute_dataset(samples.batch(4)), {}),
         "arrays that do not fit": ((ids, x[:5]), {}),
         "processes for a pipeline": (samples, {"num_workers": 1}),
         "micro-batches": (data(), {"max_micro_batch": 2}),
+        "a collator of rows": (data(), {"collate_fn": list}),
     }
     found = {}
     for name, (given, options) in calls.items():
@@ -112,6 +122,7 @@ def _of_loop() -> dict[str, str]:
     model.compile(optimizer, "mse", run_eagerly=True)
     found = {
         "a step outside of the loop": _text(lambda: stride.average(gradients_of(model, x, y)[1])),
+        "both ways to average": _both_ways(),
         "fit": _text(lambda: model.fit(x, y, verbose=0)),
         "a scaled loss": _text(lambda: stride.scale(1.0)),
         "two readings of a step": _text(lambda: list(loader)),
@@ -122,6 +133,23 @@ def _of_loop() -> dict[str, str]:
     }
     stride.close()
     return found
+
+
+def _both_ways() -> str:
+    """Step one optimizer that averages by itself, then average by hand for another one."""
+    stride = TensorFlowStride(BATCH, policy="uniform")
+    loader, model, optimizer = stride.loader(data()), net(), optimizer_of()
+    stride.watch(model, optimizer)
+
+    def train() -> None:
+        for _, x, y in loader:
+            _, gradients = gradients_of(model, x, y)
+            optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+            stride.average(gradients)
+
+    text = _text(train)
+    stride.close()
+    return text
 
 
 def _of_config() -> dict[str, str]:

@@ -168,7 +168,7 @@ def test_the_commands_of_a_jobset_train_together(folder: Path) -> None:
     def command(group: dict[str, Any]) -> list[str]:
         (container,) = group["template"]["spec"]["template"]["spec"]["containers"]
         program, *words = [
-            word.replace("$(POD_IP)", "127.0.0.1").replace("$$(", "$(")
+            word.replace("$(POD_IP)", "127.0.0.1").replace("$$", "$")
             for word in container["command"]
         ]
         return [sys.executable, "-m", program, *words]

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 from collections import Counter
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -152,6 +153,11 @@ def test_an_evaluation_has_each_sample_once(two: list[dict[str, Any]]) -> None:
     assert sorted(first["ids"] + second["ids"]) == list(range(SAMPLES))
     parts = [worker["kept"] * len(worker["ids"]) for worker in (first, second)]
     assert first["result"] == second["result"] == pytest.approx(sum(parts) / SAMPLES, rel=1e-12)
+
+
+@pytest.mark.timeout(DEADLINE_S + 60)
+def test_an_optimizer_may_train_again(two: list[dict[str, Any]]) -> None:
+    assert all(worker["repeated"] == [ceil(SAMPLES / BATCH)] * 2 for worker in two)
 
 
 @pytest.mark.timeout(DEADLINE_S + 60)

@@ -51,6 +51,12 @@ def file_request(
     places = [_place(text) for text in written]
     places += [(SKY, sky)] if sky is not None else []
     places += [("kuberay", kuberay)] if kuberay is not None else []
+    for at, (_, path) in enumerate(places):
+        if path in (other for _, other in places[:at]):
+            raise ConfigError(
+                f"two files or folders to be written are {path}, and the second would replace the "
+                "first; give each launcher a path of its own"
+            )
     if name is not None:
         if not places:
             raise ConfigError(

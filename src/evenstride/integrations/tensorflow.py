@@ -32,7 +32,7 @@ import torch
 import torch.distributed as dist
 
 from evenstride.errors import ConfigError, UsageError
-from evenstride.integrations.tensorflow_parts.even_optimizer import is_taken_over, take_over
+from evenstride.integrations.tensorflow_parts.even_optimizer import is_inner, take_over
 from evenstride.integrations.tensorflow_parts.gradient_sum import GradientSum
 from evenstride.integrations.tensorflow_parts.strategy_rules import (
     check_loader,
@@ -114,6 +114,7 @@ class TensorFlowStride(Stride):
             self._sum = GradientSum(self._marks, None, binding.world_size)
         self._reduction = "mean"
         self._by_hand = False  # whether the script calls `average` itself
+        self._by_optimizer = False  # whether a watched optimizer has averaged
         self.position = PositionState(self)
         """The position in the data, to be saved by `tf.train.Checkpoint`."""
         if binding.rank == 0:
@@ -124,20 +125,20 @@ class TensorFlowStride(Stride):
         """Return the loader of this worker's batches, as tensors of TensorFlow; collective.
 
         Args:
-            dataset: Arrays with one row per sample, in a tuple or dictionary (``(images,
-                labels)``); or a `tf.data.Dataset` of samples, which is read as a stream: every
-                worker reads all of it, and keeps its own samples. Or what `Stride.loader` takes,
-                with samples of arrays or numbers.
+            dataset: Arrays with one row per sample, in a tuple or dictionary, nested or not
+                (``(images, labels)``); or a `tf.data.Dataset` of samples, which is read as a
+                stream: every worker reads all of it, and keeps its own samples. Or what
+                `Stride.loader` takes, with samples of arrays or numbers.
             **options: Further arguments of `Stride.loader`. ``train=False`` is for evaluation.
 
         Raises:
-            ConfigError: The `tf.data.Dataset` is batched, sharded or shuffled at random; or an
+            ConfigError: The `tf.data.Dataset` is batched, sharded or in a random order; or an
                 option is not supported; or see `Stride.loader`.
         """
         piped = isinstance(dataset, tf.data.Dataset | tf.distribute.DistributedDataset)
         rows = is_arrays(dataset)
         try:
-            check_loader(options, piped=piped)
+            check_loader(options, piped=piped, rows=rows)
             if piped:
                 dataset = stream_of(dataset)
             elif rows:
@@ -175,7 +176,7 @@ class TensorFlowStride(Stride):
         def show() -> Plain:
             check_model(model, self._strategy, reduction)
             for optimizer in optimizers:
-                if not is_taken_over(optimizer):
+                if not is_inner(optimizer):
                     take_over(optimizer, self._averaged, self._sum.applied)
             shapes = [list(variable.shape) for variable in model.variables]
             return {"variables": shapes, "reduction": reduction, "optimizers": len(optimizers)}
@@ -192,15 +193,23 @@ class TensorFlowStride(Stride):
         """Return the gradients of the global batch, for scripts that use them before an optimizer.
 
         Call it once per step on every worker, in the `tf.function` or outside, and in the
-        replica's function with a strategy. An optimizer given to `watch` then applies what it gets.
+        replica's function with a strategy. All optimizers given to `watch` then apply what they
+        get, so call it for the gradients of each.
 
         Args:
             gradients: Of this worker's loss, as ``tape.gradient`` returns them: tensors, sparse
                 gradients (`tf.IndexedSlices`) or ``None``, in the same order on every worker.
 
         Raises:
-            UsageError: Called outside the training loop, or not in the strategy that was given.
+            UsageError: Called outside the training loop, not in the strategy that was given, or
+                after an optimizer given to `watch` has averaged by itself.
         """
+        if self._by_optimizer:  # which would apply this worker's own gradients from now on
+            raise UsageError(
+                "average() was called, but an optimizer given to watch() has averaged gradients "
+                "before; with several optimizers, call stride.average() for the gradients of each "
+                "before it gets them, or for none"
+            )
         self._by_hand = True
         self._check_context()
         total = self._sum.over_workers(list(gradients), self._reduction)
@@ -258,6 +267,7 @@ class TensorFlowStride(Stride):
         """Return the gradients of the global batch; of an optimizer."""
         if self._by_hand:
             return gradients
+        self._by_optimizer = True
         self._check_context()
         return self._sum.over_workers(gradients, self._reduction)
 

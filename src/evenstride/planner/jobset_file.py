@@ -12,6 +12,7 @@ from typing import Any
 from evenstride.planner.kubernetes_pods import IMAGE, limits, placement
 from evenstride.planner.launch_files import as_yaml
 from evenstride.planner.node_groups import (
+    STORE,
     STORE_PORT,
     NodeGroup,
     check_job_name,
@@ -20,7 +21,6 @@ from evenstride.planner.node_groups import (
 )
 from evenstride.planner.search.training_forecast import ClusterChoice, Kind
 
-_STORE = "store"
 _JOBSET = "jobset.sigs.k8s.io"
 _TRAINER = "trainer.kubeflow.org"
 _NODE = "node"  # the container's name that Trainer expects
@@ -126,14 +126,14 @@ def _jobset(
 def _store_job() -> dict[str, Any]:
     own_ip = {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
     container = {
-        "name": _STORE,
+        "name": STORE,
         "image": IMAGE,
         "command": ["evenstride", "launch", "--store-only", "--store", f"$(POD_IP):{STORE_PORT}"],
         "env": [own_ip],
         "readinessProbe": {"tcpSocket": {"port": STORE_PORT}},
     }
     job = _job(1, {"containers": [container]})
-    return {"name": _STORE, "replicas": 1, "template": {"spec": job}}
+    return {"name": STORE, "replicas": 1, "template": {"spec": job}}
 
 
 def _machines(
@@ -143,7 +143,7 @@ def _machines(
     env: Mapping[str, str],
     name: str,
 ) -> dict[str, Any]:
-    store = f"{name}-{_STORE}-0-0.{name}:{STORE_PORT}"
+    store = f"{name}-{STORE}-0-0.{name}:{STORE_PORT}"
     words = launch_words(choice, group, store, command)
     variables = {"EVENSTRIDE_NOTICES": f"auto,SIGTERM@{_notice_s(choice, group.kind)}", **env}
     container = {
@@ -170,7 +170,7 @@ def _machines(
     return {
         "name": group.name,
         "replicas": 1,
-        "dependsOn": [{"name": _STORE, "status": "Ready"}],
+        "dependsOn": [{"name": STORE, "status": "Ready"}],
         "template": {"spec": job},
     }
 
@@ -195,5 +195,5 @@ def _notice_s(choice: ClusterChoice, kind: Kind) -> int:
 
 
 def _literal(text: str) -> str:
-    """Keep Kubernetes from replacing ``$(NAME)``."""
-    return text.replace("$(", "$$(")
+    """Keep Kubernetes from replacing ``$(NAME)``, and ``$$`` by ``$``."""
+    return text.replace("$", "$$")

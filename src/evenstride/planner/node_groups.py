@@ -19,6 +19,9 @@ STORE_PORT = 29400
 LONGEST_JOB_NAME = 20
 """Longest name of a job. With a group and two indices, a pod's name has at most 63 characters."""
 
+STORE = "store"
+"""Name of the group of a store on a machine of its own; no type of machine gets it."""
+
 _LONGEST_GROUP = 30
 _RESTARTS = 1000  # as --spot sets, which leaves the store to a machine of its own
 _LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
@@ -38,19 +41,25 @@ def node_groups(choice: ClusterChoice) -> list[NodeGroup]:
     """Return the groups of a cluster in the order of their node ranks.
 
     Raises:
-        ConfigError: a type has no machine.
+        ConfigError: a type has no machine, or a name that would break a line of a file.
     """
-    groups, first, taken = list[NodeGroup](), 0, set[str]()
+    groups, first, taken = list[NodeGroup](), 0, {STORE}
     for number, (kind, count) in enumerate(zip(choice.kinds, choice.counts, strict=True), 1):
         if count < 1:
             raise ConfigError(
                 f"{count} machines of type {kind.name}: a file starts at least one machine of each "
                 "type; leave the type out"
             )
+        if not kind.name.isprintable():  # files name the type in comments
+            raise ConfigError(
+                f"machine type {kind.name!r} has a line break or another character that cannot be "
+                "printed; rename it in the catalogue and in the profile"
+            )
         name = re.sub(r"[^a-z0-9]+", "-", kind.name.lower()).strip("-")
         name = name[:_LONGEST_GROUP].strip("-") or f"type-{number}"
-        if name in taken:
-            name = f"{name[: _LONGEST_GROUP - 2].strip('-')}-{number}"
+        short, suffix = name[: _LONGEST_GROUP - 2].strip("-"), number
+        while name in taken:
+            name, suffix = f"{short}-{suffix}", suffix + 1
         taken.add(name)
         groups.append(NodeGroup(kind, count, first, name))
         first += count

@@ -31,7 +31,7 @@ def pod(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_each_type_is_a_job_with_a_pod_for_each_machine() -> None:
-    text = jobset_file(MIXED, ["t.py", "$(X)"], ENV, name="digits")
+    text = jobset_file(MIXED, ["t.py", "$(X)", "a$$b", "$$(X)"], ENV, name="digits")
     spec = yaml.safe_load(text)["spec"]
     store, first, second = jobs(spec)
 
@@ -42,7 +42,9 @@ def test_each_type_is_a_job_with_a_pod_for_each_machine() -> None:
     (container,) = pod(second)["containers"]
     assert container["command"] == [
         *("evenstride", "launch", "--nodes", "1:5", "--per-node", "1"),
-        *("--store", "digits-store-0-0.digits:29400", "--spot", "t.py", "$$(X)"),
+        *("--store", "digits-store-0-0.digits:29400", "--spot", "t.py"),
+        # Kubernetes makes $ of $$ before it looks for $(NAME).
+        *("$$(X)", "a$$$$b", "$$$$(X)"),
     ]
     assert container["resources"] == {"limits": {"nvidia.com/gpu": "1"}}
     assert {"name": "NAME", "value": "$$(HOME)"} in container["env"]

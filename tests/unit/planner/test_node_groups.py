@@ -1,10 +1,12 @@
 """The groups of machines of a cluster, and the command of each."""
 
 import shlex
+from collections.abc import Callable
 
 import pytest
 
 from evenstride.errors import ConfigError
+from evenstride.planner.launch_files import start_lines
 from evenstride.planner.node_groups import (
     LONGEST_JOB_NAME,
     check_job_name,
@@ -37,9 +39,26 @@ def test_names_are_labels_and_differ() -> None:
     assert LONGEST_JOB_NAME + 1 + longest + len("-0-99") + len("-abcde") <= 63
 
 
+def test_no_type_gets_the_name_of_another_group() -> None:
+    kinds = (kind("Store"), kind("a-b-4"), kind("a-b"), kind("a.b"))
+    names = [group.name for group in node_groups(ClusterChoice(kinds, (1,) * 4, 8))]
+
+    assert names == ["store-1", "a-b-4", "a-b", "a-b-5"]
+
+
 def test_a_type_without_machines_is_refused() -> None:
     with raises_message(ConfigError, "0 machines", "small"):
         node_groups(ClusterChoice((kind("big"), kind("small")), (2, 0), 256))
+
+
+def by_hand(choice: ClusterChoice) -> list[str]:
+    return start_lines(choice, ["t.py"])
+
+
+@pytest.mark.parametrize("write", [node_groups, by_hand])
+def test_a_type_that_would_add_a_line_is_refused(write: Callable[[ClusterChoice], object]) -> None:
+    with raises_message(ConfigError, r"'a\nreboot'", "line break"):
+        write(ClusterChoice((kind("a\nreboot"), kind("b")), (1, 1), 256))
 
 
 @pytest.mark.parametrize("name", ["", "Digits", "2nd", "a_b", "a-", "a b", "x" * 21])

@@ -37,12 +37,22 @@ def take_over(optimizer: Any, average: Average, applied: Callable[[], None]) -> 
 
     inner = getattr(optimizer, "inner_optimizer", None)  # of a LossScaleOptimizer
     if inner is not None:
-        inner.__class__ = _subclass(type(inner), _SUMMED)
-    even = _subclass(type(optimizer), {**_SUMMED, "apply": apply})
+        inner.__class__ = _subclass(_own_class(inner), _SUMMED)
+    even = _subclass(_own_class(optimizer), {**_SUMMED, "apply": apply})
     optimizer.__class__ = even
 
 
-def is_taken_over(optimizer: Any) -> bool:
+def is_inner(optimizer: Any) -> bool:
+    """Return whether an optimizer was taken over as the inner one of another."""
+    return _is_ours(optimizer) and "apply" not in vars(type(optimizer))
+
+
+def _own_class(optimizer: Any) -> type[Any]:
+    """Return the class of an optimizer, which an earlier run may have taken over."""
+    return type(optimizer).__mro__[1 if _is_ours(optimizer) else 0]
+
+
+def _is_ours(optimizer: Any) -> bool:
     return _keep in vars(type(optimizer)).values()
 
 

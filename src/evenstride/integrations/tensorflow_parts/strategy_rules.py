@@ -117,8 +117,11 @@ def check_model(model: Any, strategy: Any, reduction: Any) -> None:
         )
 
 
-def check_loader(options: Mapping[str, Any], *, piped: bool) -> None:
-    """Raise `ConfigError` for options of `Stride.loader` that need torch."""
+def check_loader(options: Mapping[str, Any], *, piped: bool, rows: bool) -> None:
+    """Raise `ConfigError` for options of `Stride.loader` that need torch.
+
+    ``piped`` is whether the data is a `tf.data.Dataset`, ``rows`` whether it is arrays.
+    """
     for name in ("max_micro_batch", "micro_batches"):
         if options.get(name) is not None and options.get("train", True):
             raise ConfigError(
@@ -130,4 +133,10 @@ def check_loader(options: Mapping[str, Any], *, piped: bool) -> None:
         raise ConfigError(
             "num_workers forks processes, in which TensorFlow cannot run a tf.data.Dataset; leave "
             "it out, and use map(..., num_parallel_calls=...) and prefetch()"
+        )
+    if rows and options.get("collate_fn") is not None:
+        raise ConfigError(
+            "collate_fn gets a list of samples, but the rows of arrays are taken as a batch; leave "
+            "it out, and change the batch in the loop, or give a data set whose __getitem__ "
+            "returns a sample"
         )

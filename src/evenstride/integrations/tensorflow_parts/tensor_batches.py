@@ -16,7 +16,8 @@ class ArrayRows:
     """Arrays of equally many rows, as a data set whose samples are the rows.
 
     Args:
-        arrays: An array, or arrays in a tuple or dictionary. `numpy.memmap` is read on demand.
+        arrays: An array, or arrays in a tuple or dictionary, which may be nested. `numpy.memmap`
+            is read on demand.
 
     Raises:
         ConfigError: The arrays have different numbers of rows.
@@ -43,10 +44,10 @@ class ArrayRows:
 
 
 def is_arrays(data: Any) -> bool:
-    """Return whether the data are arrays, alone or in a tuple or dictionary."""
-    parts = data.values() if isinstance(data, dict) else data
-    several = isinstance(data, tuple | dict) and len(data) > 0
-    return all(map(_is_array, parts)) if several else _is_array(data)
+    """Return whether the data are arrays, alone or in a tuple or dictionary, nested or not."""
+    # A list at the top is a data set of samples, which may be arrays.
+    parts = tf.nest.flatten(data) if isinstance(data, tuple | dict) else [data]
+    return bool(parts) and all(map(_is_array, parts))
 
 
 def _is_array(value: Any) -> bool:
@@ -91,9 +92,16 @@ def stream_of(dataset: Any) -> Stream:
 def _stages(dataset: Any) -> Iterator[Any]:
     """Yield the stages of a pipeline from its end to its start, as far as they see samples."""
     yield dataset
+    earlier = dataset._inputs()
+    if _is_choice(dataset):  # the first input only says which of the others is next
+        earlier = earlier[1:]
     if "Unbatch" not in type(dataset).__name__:
-        for earlier in dataset._inputs():
-            yield from _stages(earlier)
+        for one in earlier:
+            yield from _stages(one)
+
+
+def _is_choice(stage: Any) -> bool:
+    return "DirectedInterleave" in type(stage).__name__
 
 
 def _problem(stage: Any) -> str | None:
@@ -108,14 +116,39 @@ def _problem(stage: Any) -> str | None:
             "has a shard() for each worker, but evenstride gives each sample to one worker; leave "
             "shard() out, so that every worker reads the same data set"
         )
-    if "Shuffle" in name and getattr(stage, "_reshuffle_each_iteration", True):
+    if "Shuffle" in name and (getattr(stage, "_reshuffle_each_iteration", True) or _is_open(stage)):
         return (
             "shuffles in an order that differs between workers and readings; leave shuffle() out "
             "and give evenstride.Stream(lambda epoch, skip: dataset.shuffle(10_000, seed=epoch)."
             "skip(skip).as_numpy_iterator()), or shuffle(..., reshuffle_each_iteration=False) with "
             "a seed"
         )
+    return _random_order(stage)
+
+
+def _random_order(stage: Any) -> str | None:
+    by = [*_stages(stage._inputs()[0])] if _is_choice(stage) else [stage]
+    if any("Random" in type(one).__name__ and _is_redrawn(one) for one in by):
+        return (
+            "draws at random, and otherwise on each worker and in each reading; give "
+            "sample_from_datasets() or random() a seed and rerandomize_each_iteration=False"
+        )
+    if getattr(stage, "_deterministic", "") == "false" or stage.options().deterministic is False:
+        return (
+            "has deterministic=False, so the order of its samples differs between workers and "
+            "readings; leave it out"
+        )
     return None
+
+
+def _is_redrawn(stage: Any) -> bool:
+    return _is_open(stage) or getattr(stage, "_rerandomize", False) is True
+
+
+def _is_open(stage: Any) -> bool:
+    """Return whether a stage has no seed, neither its own nor that of `tf.random.set_seed`."""
+    # TensorFlow draws a seed for itself if both parts are 0.
+    return not any(int(getattr(stage, part, 0)) for part in ("_seed", "_seed2"))
 
 
 def spec_of(batch: Any) -> Any:

@@ -160,6 +160,7 @@ def test_trainings_take_the_place_of_given_epochs(profile: Path, shell: Shell) -
         (("--write", "accelerate:a.yaml"), ("--write", "'accelerate:a.yaml'")),
         (("--write", "slurm"), ("--write", "'slurm'")),
         (("--write", "slurm:/proc/x/a.sbatch"), ("/proc/x/a.sbatch",)),
+        (("--write", "jobset:a.yaml", "--kuberay", "a.yaml"), ("are a.yaml",)),
         (("--write", "jobset:a.yaml", "--job-name", "My Job"), ("--job-name", "'My Job'")),
         (("--job-name", "digits"), ("--job-name", "--write")),
     ],
