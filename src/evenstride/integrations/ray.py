@@ -133,8 +133,7 @@ def prepare(
             loader.dataset,
             shuffle=_shuffles(loader),
             drop_last=loader.drop_last,
-            **kept_options(loader),
-            **(loader_options or {}),
+            **{**kept_options(loader), **(loader_options or {})},
         )
         if isinstance(model, DistributedDataParallel | FSDPModule):
             parallel_strategy = None
