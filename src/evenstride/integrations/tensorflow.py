@@ -3,17 +3,17 @@
 Two loops are supported: one on `tf.distribute.MultiWorkerMirroredStrategy`, and one with a
 `tf.GradientTape` alone. The strategy can carry unequal batches, because it *sums* gradients: a
 weighted sum is exact for any split (measured with batches of 73 and 27: 3e-7 in float32 and 4e-16
-in float64). To give every worker's mean the same weight is wrong (by 0.48 with 3 and 7). So each
-worker's gradients are multiplied by its part of the global batch before they are summed, by the
-collectives of the strategy, or by Gloo without one.
+in float64). To give every worker's mean the same weight is wrong: with 3 and 7 samples, by 0.48 of
+the gradient's norm. So each worker's gradients are multiplied by its fraction of the global batch.
+Then the collectives of the strategy sum them, or Gloo does without a strategy.
 
 Traps of TensorFlow 2.21 and Keras 3.15 that this module avoids:
 
 * A Keras optimizer sums over the workers *after* it has clipped, so each would clip by its own
   batch. Here it gets the sum, and does not sum again.
 * The sum is a part of the compiled step, and takes as long as the slowest worker needs. So all
-  workers seem equally slow from outside. Here operations within the step mark when the gradients
-  of this worker are ready, and when their sum is.
+  workers seem equally slow from outside. Here, operations in the step mark when this worker's
+  gradients are ready, and when their sum is.
 * A `tf.function` is traced again for every new batch size; such a step is not measured.
   ``input_signature=loader.element_spec`` avoids it.
 * ``OMP_NUM_THREADS``, which torchrun sets, does not limit TensorFlow's threads; `connect` does.
@@ -161,8 +161,8 @@ class TensorFlowStride(Stride):
 
         Args:
             model: A Keras model or `tf.Module` that is built.
-            *optimizers: Optimizers of Keras, outermost first if they are nested. None for a script
-                that calls `average` itself.
+            *optimizers: Optimizers of Keras, outermost first if they are nested. Give none if the
+                script calls `average` itself.
             reduction: ``mean`` if the loss is a mean over this worker's batch, as Keras losses
                 are. With a strategy, it must be divided by the number of replicas, which Keras
                 losses do by themselves. ``sum`` if it adds up over the workers, as with
@@ -219,9 +219,9 @@ class TensorFlowStride(Stride):
     def result(self, metric: Any) -> float:
         """Return the result of a metric of Keras over the samples of all workers; collective.
 
-        The metric must add up over samples, as `keras.metrics.Mean` and accuracies do. It keeps
-        what it has. The result of a metric made in the scope of a strategy is that of all workers
-        already.
+        The metric must add up over samples, as `keras.metrics.Mean` and accuracies do. Its own
+        state does not change. The result of a metric made in the scope of a strategy covers all
+        workers already.
         """
         if self._group is None or self._of_strategy(metric):
             return float(metric.result())
@@ -238,11 +238,11 @@ class TensorFlowStride(Stride):
 
     def scale(self, *_: Any, **__: Any) -> NoReturn:
         """Raise `UsageError`: the gradients are weighted, not the loss."""
-        _refuse("scale", "leave it out; the optimizers given to watch() weight the gradients")
+        _refuse("scale", "leave it out: the optimizers given to watch() weight the gradients")
 
     def accumulate(self, *_: Any, **__: Any) -> NoReturn:
         """Raise `UsageError`: each share is one batch."""
-        _refuse("accumulate", "leave it out; each share is one batch")
+        _refuse("accumulate", "leave it out: each share is one batch")
 
     def guard(self, *_: Any, **__: Any) -> NoReturn:
         """Raise `UsageError`: TensorFlow cannot repeat a step that did not fit into memory."""
@@ -278,8 +278,8 @@ class TensorFlowStride(Stride):
         if current is not wanted or (self._strategy is None and tf.distribute.has_strategy()):
             given = "no strategy" if self._strategy is None else type(self._strategy).__name__
             raise UsageError(
-                f"gradients were averaged in another strategy than TensorFlowStride has ({given}); "
-                "pass strategy= to it, and compute the step in strategy.run(step, args=...)"
+                f"the gradients are not averaged in the strategy of TensorFlowStride ({given}); "
+                "pass the script's as strategy=, and run the step in strategy.run(step, args=...)"
             )
 
     def _copy_from_first(self, variable: Any) -> None:
@@ -371,9 +371,9 @@ def _judge(shown: list[Plain]) -> Plain:
         different = [name for name, value in one.items() if value != shown[0][name]]
         if different:
             raise ConfigError(
-                f"watch() got other {different[0]} on worker {rank} than on worker 0: "
-                f"{one[different[0]]} instead of {shown[0][different[0]]}; every worker must run "
-                "the same script"
+                f"watch() got different {different[0]} on the workers: {one[different[0]]} on "
+                f"worker {rank}, and {shown[0][different[0]]} on worker 0; run the same script on "
+                "every worker"
             )
     return {}
 

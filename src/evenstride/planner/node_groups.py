@@ -34,7 +34,7 @@ class NodeGroup:
     kind: Kind
     count: int  # machines, at least 1
     first: int  # node rank of its first machine
-    name: str  # a DNS label, another one for each group
+    name: str  # a DNS label, unique in the cluster
 
 
 def node_groups(choice: ClusterChoice) -> list[NodeGroup]:
@@ -47,8 +47,8 @@ def node_groups(choice: ClusterChoice) -> list[NodeGroup]:
     for number, (kind, count) in enumerate(zip(choice.kinds, choice.counts, strict=True), 1):
         if count < 1:
             raise ConfigError(
-                f"{count} machines of type {kind.name}: a file starts at least one machine of each "
-                "type; leave the type out"
+                f"the plan has {count} machines of type {kind.name}, but a file starts at least "
+                "one of each type; leave the type out"
             )
         if not kind.name.isprintable():  # files name the type in comments
             raise ConfigError(
@@ -67,7 +67,7 @@ def node_groups(choice: ClusterChoice) -> list[NodeGroup]:
 
 
 def check_job_name(name: str) -> None:
-    """Refuse a name of a job that a launcher would refuse.
+    """Refuse a job name that a launcher would refuse.
 
     Raises:
         ConfigError: it is not a DNS label, or too long.
@@ -99,9 +99,9 @@ def launch_line(
     *,
     hosted: bool = False,
 ) -> str:
-    """Return the same for a shell; ``store`` is a text that the shell expands.
+    """Return the same command as a line for a shell, which expands ``store``.
 
-    With ``hosted``, the first machine of the job has the store.
+    With ``hosted``, the first machine of the job hosts the store.
     """
     restarts = ["--restarts", f"{_RESTARTS}"] if hosted else ["--spot"]
     rest = [*(restarts if choice.spot else []), *_script(command)]

@@ -11,7 +11,7 @@ from evenstride.planner.node_groups import STORE_PORT, NodeGroup, launch_line, n
 from evenstride.planner.search.training_forecast import ClusterChoice
 
 _SIGNAL, _AHEAD_S = "USR1", 60
-_SHUTDOWN_S = 30  # torchrun kills the workers so long after it passed a signal on
+_SHUTDOWN_S = 30  # torchrun kills the workers this long after it has passed a signal on
 _FEATURE = re.compile(r"[\w.-]+", re.ASCII)
 # Slurm signals only the script, which asks the workers to save and puts the job back into the
 # queue. `wait` returns at a signal.
@@ -39,8 +39,8 @@ def slurm_file(
     """Return a batch script for ``sbatch``.
 
     Each type of machine is a component of the job, found by a node feature with the type's name.
-    The machines meet on the first one, which also runs the script. Before the time limit, the
-    workers save, and the job is queued again. With spot machines, the job outlives the loss of one.
+    The first machine hosts the store and runs the batch script. Before the time limit, the workers
+    save, and Slurm queues the job again. With spot machines, the others continue if one is lost.
 
     Raises:
         ConfigError: a type's name cannot be a feature.
@@ -80,7 +80,7 @@ def _component(group: NodeGroup, *, stays: bool) -> str:
 
 
 def _steps(choice: ClusterChoice, groups: Sequence[NodeGroup], command: Sequence[str]) -> str:
-    """Return the step, whose tasks end each by itself so that the others can go on."""
+    """Return the ``srun`` command; if one of its tasks ends, the others continue."""
     store = f'"$head:{STORE_PORT}" --id "$SLURM_JOB_ID"'
     parts = []
     for number, group in enumerate(groups):

@@ -20,9 +20,9 @@ def grafana(
         bool, typer.Option("--json", help="Print the dashboard instead of writing a file.")
     ] = False,
 ) -> None:
-    """Write a Grafana dashboard that shows live what evenstride top shows.
+    """Write a Grafana dashboard with the figures of evenstride top.
 
-    It reads the metrics of runs with the sink prometheus:PORT, which a Prometheus server collects.
+    It shows the metrics that a Prometheus server collects from runs with the sink prometheus:PORT.
     In Grafana, import the file with Dashboards, New, Import.
 
     Examples:

@@ -134,8 +134,8 @@ def plan(
     write: Annotated[
         list[str] | None,
         typer.Option(
-            help="File that starts the cluster: slurm:, jobset:, trainjob: (Kubeflow Trainer), "
-            "kuberay: with a file, or sky: with a folder. Repeatable.",
+            help="Write a file that starts the cluster: slurm:FILE, jobset:FILE, trainjob:FILE "
+            "(Kubeflow Trainer), kuberay:FILE or sky:FOLDER. Repeatable.",
             metavar="LAUNCHER:FILE",
         ),
     ] = None,
@@ -143,12 +143,13 @@ def plan(
         str | None, typer.Option(help="Name of the job in these files. Default: evenstride.")
     ] = None,
     sky: Annotated[
-        Path | None, typer.Option(help="Folder for SkyPilot task files, as --write sky:FOLDER.")
+        Path | None,
+        typer.Option(help="Folder for SkyPilot task files; the same as --write sky:FOLDER."),
     ] = None,
     kuberay: Annotated[
         Path | None,
         typer.Option(
-            help="File for a RayJob of KubeRay, for scripts with Ray Train, as --write "
+            help="File for a RayJob of KubeRay, for scripts with Ray Train; the same as --write "
             "kuberay:FILE."
         ),
     ] = None,

@@ -24,9 +24,9 @@ def take_over(optimizer: Any, average: Average, applied: Callable[[], None]) -> 
     """
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         raise ConfigError(
-            f"the optimizer is a {type(optimizer).__module__}.{type(optimizer).__name__}; give one "
-            "of keras.optimizers, of Keras 3. For others, give none, call "
-            "gradients = stride.average(gradients) before they get them, and leave a strategy out"
+            f"the optimizer is a {type(optimizer).__module__}.{type(optimizer).__name__}, but "
+            "watch() expects one of keras.optimizers, of Keras 3. To use another, train without a "
+            "strategy, give watch() no optimizer, and call gradients = stride.average(gradients)"
         )
 
     def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
@@ -78,7 +78,7 @@ def _refuse_fit() -> None:
         if frame.f_globals.get("__name__") == "keras.src.backend.tensorflow.trainer":
             raise UsageError(
                 "the optimizer was used by model.fit() or train_on_batch(), which batches the data "
-                "itself and averages all workers' losses equally; write the loop: "
+                "itself and gives all workers' losses the same weight; write a loop: "
                 "`for x, y in stride.loader(...):` with a GradientTape"
             )
         frame = frame.f_back

@@ -26,8 +26,8 @@ def check_strategy(strategy: Any) -> None:
         current = tf.distribute.get_strategy()
         if tf.distribute.has_strategy():
             raise ConfigError(
-                f"TensorFlowStride() was called in the scope of a {_name(current)}; pass it: "
-                "TensorFlowStride(..., strategy=strategy)"
+                f"TensorFlowStride() was called in the scope of a {_name(current)}, but without "
+                "the strategy; pass it: TensorFlowStride(..., strategy=strategy)"
             )
         return
     if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
@@ -65,35 +65,35 @@ def check_options(global_batch: Any, options: Mapping[str, Any]) -> None:
     """Raise `ConfigError` for arguments of `Stride` that need gradients or optimizers of torch."""
     if not isinstance(global_batch, int):
         raise ConfigError(
-            f"global_batch is {global_batch!r}, but to choose it during the run, evenstride needs "
-            "the noise of torch gradients; give a number of samples"
+            f"global_batch is {global_batch!r}: to choose it during the run, evenstride needs the "
+            "gradient noise, which it measures with torch only; give a number of samples"
         )
     environment = read_environment(os.environ)
     sync = options.get("sync") or environment.sync or "bsp"
     if str(sync) != "bsp":
         raise ConfigError(
-            f'sync="{sync}" exchanges weights of torch; leave it out: in every step, the workers '
-            "sum their gradients"
+            f'sync="{sync}" needs a model of torch; leave it out, so that the workers sum their '
+            "gradients in every step"
         )
     if options.get("noise_every") or (
         options.get("noise_every") is None and environment.noise_every
     ):
         raise ConfigError(
-            "the noise of gradients is measured on those of torch only; leave noise_every and "
-            "EVENSTRIDE_NOISE out"
+            "noise_every is set, but evenstride measures the gradient noise with torch only; leave "
+            "noise_every and EVENSTRIDE_NOISE out"
         )
     for name in ("engine", "shard_group"):
         if name in options:
-            raise ConfigError(f"{name} is for engines of torch; leave it out")
+            raise ConfigError(f"{name}= is for models of torch; leave it out")
 
 
 def check_model(model: Any, strategy: Any, reduction: Any) -> None:
     """Raise `ConfigError` unless a model can be trained exactly."""
     if reduction not in ("mean", "sum"):
         raise ConfigError(
-            f'reduction is {reduction!r}; give "mean" for a loss that is a mean over the batch of '
-            'this worker, or "sum" for one that adds up over the workers, such as a sum divided by '
-            "the global batch"
+            f'reduction is {reduction!r}; it must be "mean" for a loss that is a mean over the '
+            'batch of this worker, or "sum" for one that adds up over the workers, such as a sum '
+            "divided by the global batch"
         )
     if not model.variables:
         raise ConfigError(
@@ -125,9 +125,9 @@ def check_loader(options: Mapping[str, Any], *, piped: bool, rows: bool) -> None
     for name in ("max_micro_batch", "micro_batches"):
         if options.get(name) is not None and options.get("train", True):
             raise ConfigError(
-                f"{name} splits a step into several batches, whose gradients TensorFlow would have "
-                "to add up; leave it out, and limit the memory of a worker by max_share of "
-                "TensorFlowStride"
+                f"{name} splits a step into several batches, whose gradients TensorFlow would "
+                "have to add up; leave it out. If a worker lacks memory, set "
+                "TensorFlowStride(max_share=)"
             )
     if piped and options.get("num_workers"):
         raise ConfigError(

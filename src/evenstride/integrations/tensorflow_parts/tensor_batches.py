@@ -28,8 +28,8 @@ class ArrayRows:
         lengths = {len(array) for array in tf.nest.flatten(self._arrays)}
         if len(lengths) != 1:
             raise ConfigError(
-                f"the arrays of the data set have {sorted(lengths)} rows; all must have one row "
-                "per sample"
+                f"the arrays of the data set have different numbers of rows: {sorted(lengths)}; "
+                "each must have one row per sample"
             )
         (self._length,) = lengths
 

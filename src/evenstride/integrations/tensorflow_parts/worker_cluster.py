@@ -40,7 +40,7 @@ def connect() -> None:
         if "RANK" in os.environ and (int(os.environ["RANK"]), world_size) != (rank, len(hosts)):
             raise ConfigError(
                 f"TF_CONFIG says worker {rank} of {len(hosts)}, but RANK and WORLD_SIZE say "
-                f"{os.environ['RANK']} of {world_size}; set only one of them"
+                f"{os.environ['RANK']} of {world_size}; set TF_CONFIG or these two, not both"
             )
         if len(hosts) > 1 and not dist.is_initialized():
             where = f"tcp://{hosts[0]}:{os.environ.get('MASTER_PORT') or _PORT}"
@@ -72,7 +72,8 @@ def _cluster(text: str) -> tuple[int, list[str]]:
         raise ConfigError(
             f"TF_CONFIG is {text!r}; it must be JSON with a cluster of workers and this worker's "
             'task, such as {"cluster": {"worker": ["10.0.0.1:2222", "10.0.0.2:2222"]}, "task": '
-            '{"type": "worker", "index": 0}}. Evaluators and parameter servers train no batch'
+            '{"type": "worker", "index": 0}}. Start evaluators and parameter servers without '
+            "evenstride"
         ) from None
     return rank, hosts
 

@@ -6,8 +6,8 @@ The host waits in none of FSDP2's collectives on a device. The compute stream do
 - ``wait_for_unshard``, before forward and backward of a module, waits for its all-gather;
 - ``post_backward`` waits for an earlier reduce-scatter whose input buffer is to be used again;
 - ``_wait_for_post_backward`` waits for the group's earlier reduction in the same step;
-- the callback at the end of the backward pass waits for all reductions. It is between the timer's
-  marks ``gradients_ready`` and ``synchronised`` in any case.
+- the callback at the end of the backward pass waits for all reductions. This wait needs no marks of
+  its own: it is between the timer's marks ``gradients_ready`` and ``synchronised``.
 
 Each of the first three methods is replaced on the parameter group. The new one queues the same wait
 first, between two marks of the timer, and then calls the method. A stream that waits for an event
@@ -15,9 +15,9 @@ twice does nothing the second time, so neither results nor the order of the coll
 time between the two marks is what the compute stream idled; communication that overlaps with work
 is not counted.
 
-A step has two marks for each wait. On the host they take a few microseconds each, which counts in a
-model of many modules with short steps. So they may take 0.3 % of the time: beyond that, steps in
-between have no marks and are not modelled.
+A step has two marks for each wait, which take a few microseconds of host time each. In a model of
+many modules with short steps, that may exceed 0.3 % of the time. Then only every n-th step has
+marks, and the steps in between do not enter the estimates.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def _for_gather(group: Any) -> list[_Wait]:
 
 
 def _for_buffer(group: Any) -> list[_Wait] | None:
-    """Return the waits before a reduce-scatter; ``None`` if they or others are not known."""
+    """Return the waits before a reduce-scatter; ``None`` if not all of them are known."""
     if not group.reduce_grads:
         return []
     # Modules that were sharded together, of which only some ran: torch then waits for this group's

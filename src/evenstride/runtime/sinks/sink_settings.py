@@ -20,7 +20,7 @@ from evenstride.runtime.sinks.wandb_sink import WandbSink
 
 LOOPBACK = "127.0.0.1"
 POSSIBLE = (
-    "csv:FILE, mlflow:EXPERIMENT, prometheus:[HOST:]PORT, tensorboard:FOLDER and wandb:PROJECT"
+    "csv:FILE, mlflow[:EXPERIMENT], prometheus:[HOST:]PORT, tensorboard:FOLDER and wandb[:PROJECT]"
 )
 _PACKAGES = {
     "mlflow": "mlflow-skinny",

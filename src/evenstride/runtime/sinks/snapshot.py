@@ -38,9 +38,9 @@ class Metric:
 
 METRICS = (
     Metric("step", "steps", "steps committed, over all restarts that loaded a state"),
-    Metric("epochs", "epochs", "epochs trained, over all restarts, with the part in hand"),
+    Metric("epochs", "epochs", "epochs trained, over all restarts, with fractions"),
     Metric("global_batch_samples", "samples", "samples of a full step over all workers"),
-    Metric("step_seconds", "s", "mean time of a step: the slowest's work, and communication"),
+    Metric("step_seconds", "s", "mean step time: slowest worker's work, and communication"),
     Metric("communication_seconds", "s", "time of a step that no split can change, smoothed"),
     Metric("efficiency_model_ratio", "1", "best split's time over the time taken, so far"),
     Metric("speedup_model_ratio", "1", "equal split's time over the time taken, so far"),
@@ -49,21 +49,23 @@ METRICS = (
     Metric("best_step_model_seconds", "s", "time of these steps with the best split, per step"),
     Metric("saved_model_seconds", "s", "time saved over the equal split, so far"),
     Metric("changes_total", "changes", "changes of the shares after the opening split"),
-    Metric("alerts_total", "alerts", "alerts that were given"),
-    Metric("gradient_noise_scale", "samples", "batch at which noise and gradient are as large"),
+    Metric("alerts_total", "alerts", "alerts so far"),
+    Metric("gradient_noise_scale", "samples", "batch at which noise and gradient are equal"),
     Metric("gradient_noise_scale_low", "samples", "lower end of its 95 % interval"),
     Metric("gradient_noise_scale_high", "samples", "upper end of its 95 % interval"),
     Metric("metric", "its own", "latest value of a `stride.mean(name=)`", "name"),
     Metric("worker_share_samples", "samples", "its share of a full step", "worker"),
-    Metric("worker_busy_seconds", "s", "its own work, per step", "worker"),
-    Metric("worker_wait_seconds", "s", "waiting for others and the network, per step", "worker"),
-    Metric("worker_caused_seconds", "s", "each other's mean wait for it, so far", "worker"),
-    Metric("worker_data_seconds", "s", "of its work, waiting for data, per step", "worker"),
-    Metric("worker_speed_ratio", "1", "its speed over the best it has kept for a while", "worker"),
-    Metric("worker_memory_cap_samples", "samples", "most samples its memory should hold", "worker"),
+    Metric("worker_busy_seconds", "s", "busy time, per step", "worker"),
+    Metric("worker_wait_seconds", "s", "waiting for workers and network, per step", "worker"),
+    Metric("worker_caused_seconds", "s", "mean wait of each other worker for it, so far", "worker"),
+    Metric("worker_data_seconds", "s", "waiting for data, a part of busy time, per step", "worker"),
+    Metric("worker_speed_ratio", "1", "its speed over the best that it sustained", "worker"),
+    Metric(
+        "worker_memory_cap_samples", "samples", "samples that should fit into its memory", "worker"
+    ),
     Metric("worker_memory_peak_bytes", "bytes", "highest peak of its memory so far", "worker"),
-    Metric("worker_slow", "0 or 1", "whether an alert says that it is slow", "worker"),
-    Metric("worker_unneeded", "0 or 1", "whether one says it is not worth its place", "worker"),
+    Metric("worker_slow", "0 or 1", "whether an alert names it as slow", "worker"),
+    Metric("worker_unneeded", "0 or 1", "whether an alert names it as unneeded", "worker"),
 )
 """All metrics, in the order of output."""
 
