@@ -237,7 +237,7 @@ NOT_RUN = {
     "pip install 'evenstride[plan]'": NETWORK,
     "pip install 'evenstride[wandb]'": NETWORK,
     "pip install 'evenstride[mlflow]'": NETWORK,
-    "pip install torchft": NETWORK,
+    "pip install 'evenstride[live]'": NETWORK,
     "pip install 'evenstride[accelerate,demo]'": NETWORK,
     "pip install 'evenstride[lightning,demo]'": NETWORK,
     "evenstride lab --speeds 1,0.5,0.25 -- examples/ray_train.py": "needs Ray and three workers",

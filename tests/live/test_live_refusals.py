@@ -23,7 +23,7 @@ def stride(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_without_torchft_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live, "find_spec", lambda _: None)
 
-    with pytest.raises(ConfigError, match="pip install torchft"):
+    with pytest.raises(ConfigError, match=r"pip install .evenstride\[live\]"):
         live.LiveStride  # noqa: B018 (looking is enough)
 
 

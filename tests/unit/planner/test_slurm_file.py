@@ -32,7 +32,7 @@ step=$!
 wait $step; status=$?
 if [ "$again" ]; then
   wait $step
-  scontrol requeue "$SLURM_JOB_ID"
+  scontrol requeue "$SLURM_JOB_ID" && sleep 300  # until Slurm ends this script
 fi
 exit $status
 """
