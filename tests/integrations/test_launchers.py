@@ -209,8 +209,15 @@ def test_a_ray_job_is_submitted(folder: Path) -> None:
         address = f"--address=http://127.0.0.1:{dashboard}"
         environment = f"--runtime-env-json={json.dumps({'env_vars': variables})}"
         submit = [*ray, "job", "submit", address, environment, "--", sys.executable, RAY]
+        outcomes: list[tuple[int, str]] = []
+
+        def accepted() -> bool:  # the dashboard serves before the agent that starts jobs
+            outcomes.append(run_to_end([*submit, *training], RAY_S, {}))
+            return "No available agent" not in outcomes[-1][1]
+
         assert wait_until(lambda: serves(f"http://127.0.0.1:{dashboard}/api/version"), DEADLINE_S)
-        code, output = run_to_end([*submit, *training], RAY_S, {})
+        assert wait_until(accepted, DEADLINE_S)
+        code, output = outcomes[-1]
     finally:
         end(head, TORCHRUN_S)
 
