@@ -202,7 +202,7 @@ class Leader:
         self._started_s = time.perf_counter()
         self._equal: Shares = ()
         self._stands: dict[int, tuple[int, tuple[int, ...]]] = {}
-        self.ledger = Ledger.empty(0)
+        self.ledger, self._formed = Ledger.empty(0), 0
         self.exchange_at = 0  # step of the leader at which the next exchange is due
         self.changes = 0
         self.saves: SaveSchedule | None = None  # of rank 0, which knows how long a save takes
@@ -235,7 +235,7 @@ class Leader:
             event = replace(event, workers=self._islands.workers(event.workers))
             ranks = [event.workers[k].name for k in self._islands.places]
         self._notices = NoticeFilter(places or ranks, ranks)
-        self.ledger = Ledger.empty(len(event.workers))
+        self.ledger, self._formed = Ledger.empty(len(event.workers)), event.step
         verdict = self._advance(event, at_step=event.step)
         assert self._control.fleet is not None, "it has just been formed"
         self._equal = equal_split(self._control.fleet)
@@ -389,6 +389,7 @@ class Leader:
             ledger=self.ledger,
             changes=self.changes,
             noise=self.noise,
+            formed=self._formed,
             lockstep=self._lockstep,
         )
 

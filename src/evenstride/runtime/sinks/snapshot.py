@@ -158,6 +158,7 @@ class LeaderSnapshot:
     ledger: Ledger  # of the process so far
     changes: int  # of the shares
     noise: NoiseOfRun
+    formed: int = 0  # step at which its fleet formed, with an empty ledger
     lockstep: bool = True  # whether all workers take the same steps
 
 
@@ -179,8 +180,6 @@ def numbers_of(known: LeaderSnapshot, before: Ledger, alerts: Alerts) -> Iterato
 
 def _of_run(known: LeaderSnapshot, before: Ledger) -> Iterator[tuple[str, float | None]]:
     control, ledger = known.control, known.ledger
-    # Another group of workers begins with an empty ledger.
-    before = Ledger.empty(0) if ledger.steps < before.steps else before
     steps, judged = ledger.steps - before.steps, ledger.judged_steps - before.judged_steps
     if control.fleet is not None:
         yield "global_batch_samples", control.fleet.global_batch

@@ -37,7 +37,7 @@ class TelemetryBoard:
         self, sinks: Mapping[str, Sink] | None = None, alerts: Alerts | None = None
     ) -> None:
         self._sinks, self._alerts = dict(sinks or {}), alerts or Alerts()
-        self._booked = Ledger.empty(0)
+        self._booked, self._formed = Ledger.empty(0), 0
         self._found: deque[NamedMean] = deque()  # filled by the training thread
         self._means: dict[str, float] = {}
         self._pass: Mapping[str, Any] | None = None
@@ -78,6 +78,8 @@ class TelemetryBoard:
         if not self._sinks:
             return
         self._step, self._epochs = self.earlier + known.step, self._epochs_at(known)
+        if known.formed != self._formed:
+            self._booked, self._formed = Ledger.empty(0), known.formed
         numbers = [
             *numbers_of(known, self._booked, self._alerts),
             Sample("alerts_total", "", self._given),

@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
+from evenstride.core.control.events import FleetFormed
 from evenstride.core.diagnostics.alerts import Alerts
+from evenstride.core.fleet import Worker
 from evenstride.core.gradients.noise_scale import StepParts
 from evenstride.runtime.coordination.leader import Leader
 from evenstride.runtime.sinks.csv_sink import CsvSink
@@ -70,6 +72,17 @@ def test_the_leaders_figures_reach_the_sinks() -> None:
     assert latest["worker_slow", "a/0"] == latest["worker_unneeded", "b/1"] == 0.0
     assert 0 < latest["efficiency_model_ratio", ""] <= latest["bound_model_ratio", ""]
     assert {metric for metric, _ in latest} <= BY_NAME.keys()
+
+
+def test_figures_per_step_begin_again_with_a_new_fleet() -> None:
+    leader, sink = led(), Kept()
+    leader.board = TelemetryBoard({"kept": sink})
+    exchange(leader, 0, 2, (0.2, 0.4))
+
+    leader.form(FleetFormed(1, 2, 12, tuple(map(Worker, ("a/0", "c/2")))))
+    exchange(leader, 2, 5, (0.1, 0.1))
+
+    assert sink.latest()["step_seconds", ""] == pytest.approx(0.1)
 
 
 def test_waits_are_those_since_the_previous_exchange() -> None:
