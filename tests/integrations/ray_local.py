@@ -57,8 +57,11 @@ class Samples(IterableDataset[Any]):
 
 
 def exact(rank: int) -> dict[str, Any]:
-    """Train with unequal shares, as a script does."""
-    stride, loader, model = prepare(data_loader(), net(), policy="static:3,7")
+    """Train with unequal shares, as a script does, and with an option that replaces its own."""
+    options = {"num_workers": 0}
+    stride, loader, model = prepare(
+        data_loader(), net(), policy="static:3,7", loader_options=options
+    )
     optimizer = optimizer_of(model)
     restored = stride.restore(model=model, optimizer=optimizer)
     steps = list(trained(stride, loader, model, optimizer))

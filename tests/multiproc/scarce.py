@@ -66,13 +66,13 @@ def train(rank: int) -> dict[str, Any]:
     return {"gradients": gradients, "sizes": sizes[:-1]}
 
 
-def alone() -> list[list[float]]:
+def alone(batch: int = BATCH, steps: int = STEPS) -> list[list[float]]:
     """Return the gradients of one process on the union batches, in plain PyTorch."""
-    module, data = wide_net(), rows(BATCH * STEPS)
+    module, data = wide_net(), rows(batch * steps)
     optimizer = torch.optim.SGD(module.parameters(), lr=1e-4)
-    order, gradients = epoch_order(0, 0, BATCH * STEPS, shuffle=True).tolist(), []
-    for step in range(STEPS):
-        _, x, y = data[order[step * BATCH : (step + 1) * BATCH]]
+    order, gradients = epoch_order(0, 0, batch * steps, shuffle=True).tolist(), []
+    for step in range(steps):
+        _, x, y = data[order[step * batch : (step + 1) * batch]]
         nn.functional.mse_loss(module(x), y).backward()  # type: ignore[no-untyped-call]
         gradients.append(flat(module)[:1000])
         optimizer.step()

@@ -11,7 +11,7 @@ from tests.multiproc.training import flat, net
 from tests.virtual_device import device_module as virtual
 
 FORWARD_MS = 10.0
-_STEPS_TO_SETTLE = 2  # DDP makes its buckets anew in the second step
+_STEPS_TO_SETTLE = 2  # DDP rebuilds its buckets in the second step
 
 
 class Working(nn.Module):

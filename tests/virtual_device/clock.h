@@ -110,7 +110,7 @@ class Clock {
     event.time_ns = cursor(device, stream);
   }
 
-  // Makes a stream wait for a time; the host goes on.
+  // Makes a stream wait for a time; the host continues.
   void block(int device, int64_t stream, int64_t until_ns) {
     const std::lock_guard<std::mutex> lock(mutex_);
     auto& cursor = devices_[device].cursors_ns[stream];

@@ -7,8 +7,6 @@ import hashlib
 import importlib.util
 import os
 import shutil
-import signal
-import subprocess
 import sys
 import sysconfig
 import tempfile
@@ -18,12 +16,14 @@ from typing import Any
 
 import torch
 
+from tests.ending import run_to_end
+
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 NAME = "evenstride_virtual_device"
 _SOURCES = ("device.cpp", "group.cpp")
 BUILD_LIMIT_S = 600
-# The package `ninja` of the extra `dev` lies beside Python, which need not be on the path.
+# The extra `dev` installs `ninja` next to Python, in a folder that may not be in PATH.
 _PATH = os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", "")])
 
 
@@ -61,22 +61,10 @@ def _build_into(final: Path) -> None:
         target = Path(folder) / final.name
         target.mkdir()
         # In a process of its own, because the build loads the extension.
-        builder = subprocess.Popen(
-            [sys.executable, "-m", __spec__.name, str(target)],
-            cwd=ROOT,
-            env={"MAX_JOBS": "1", **os.environ, "PATH": _PATH},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
-        try:
-            output, _ = builder.communicate(timeout=BUILD_LIMIT_S)
-        except BaseException:
-            os.killpg(builder.pid, signal.SIGKILL)  # with the compilers that it started
-            builder.wait()
-            raise
-        if builder.returncode:
+        build = [sys.executable, "-m", __spec__.name, str(target)]
+        jobs = os.environ.get("MAX_JOBS", "1")
+        code, output = run_to_end(build, BUILD_LIMIT_S, {"MAX_JOBS": jobs, "PATH": _PATH}, cwd=ROOT)
+        if code:
             raise RuntimeError(f"the virtual device could not be built:\n{output}")
         target.rename(final)
 

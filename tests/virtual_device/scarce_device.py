@@ -13,7 +13,6 @@ from tests.inside import session
 from tests.multiproc.loops import KeptSteps
 from tests.multiproc.scarce import wide_net
 from tests.multiproc.training import flat, rows
-from tests.order import epoch_order
 from tests.virtual_device import device_module as virtual
 from tests.virtual_device.timed import start
 
@@ -51,17 +50,3 @@ def train(rank: int) -> dict[str, Any]:
     stride.close()
     modelled = [record.step for record in records if record.modelled]
     return {"gradients": gradients, "sizes": sizes[:-1], "modelled": modelled}
-
-
-def alone() -> list[list[float]]:
-    """Return the gradients of one process on the CPU, in plain PyTorch."""
-    module, data = wide_net(), rows(BATCH * STEPS)
-    optimizer = torch.optim.SGD(module.parameters(), lr=1e-4)
-    order, gradients = epoch_order(0, 0, BATCH * STEPS, shuffle=True).tolist(), []
-    for step in range(STEPS):
-        _, x, y = data[order[step * BATCH : (step + 1) * BATCH]]
-        nn.functional.mse_loss(module(x), y).backward()  # type: ignore[no-untyped-call]
-        gradients.append(flat(module)[:1000])
-        optimizer.step()
-        optimizer.zero_grad()
-    return gradients

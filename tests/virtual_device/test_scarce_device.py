@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from evenstride.testing import RankPool
+from tests.multiproc.scarce import alone
 from tests.multiproc.training import relative_error
 from tests.virtual_device import scarce_device
-from tests.virtual_device.scarce_device import SHARES, SHORT_FROM, STEPS
+from tests.virtual_device.scarce_device import BATCH, SHARES, SHORT_FROM, STEPS
 
 
 def test_memory_that_ends_changes_no_gradient(virtual_ranks: RankPool) -> None:
@@ -19,7 +20,7 @@ def test_memory_that_ends_changes_no_gradient(virtual_ranks: RankPool) -> None:
     assert max(max(sizes) for sizes in short[SHORT_FROM:]) <= SHARES[1] // 2
     assert not any(0 in sizes for sizes in plenty), "the other rank did not notice"
     assert SHORT_FROM not in everywhere[1]["modelled"]
-    truth = scarce_device.alone()
+    truth = alone(BATCH, STEPS)
     for rank in everywhere:
         for actual, expected in zip(rank["gradients"], truth, strict=True):
             assert relative_error(actual, expected) <= 1e-9
