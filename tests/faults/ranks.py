@@ -18,7 +18,7 @@ from evenstride.testing.ranks import loopback_store
 
 # Ranks import what the tests import, also where another tree is installed.
 PYTHON_PATH = os.pathsep.join(sys.path)
-# What each rank would import anew, for as long as it takes to train ten steps.
+# What each rank would otherwise import itself, which takes as long as training ten steps.
 PRELOAD = ("evenstride.testing.faults.fault_injection", "numpy.ma", "pydantic.dataclasses")
 _KILLED_S = 10.0
 

@@ -77,7 +77,7 @@ def _free_port() -> int:
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Server]:
-    """Prometheus beside a training run of two ranks, which goes on until the end of the test."""
+    """Run Prometheus and a training run of two ranks until the end of the test."""
     if shutil.which("prometheus") is None:
         pytest.skip("prometheus is not installed")
     pytest.importorskip("prometheus_client", reason="needs the extra prometheus")

@@ -69,7 +69,7 @@ def together(
 ) -> list[str]:
     """Run commands at the same time, each to its end; return their output.
 
-    ``first`` runs beside them, and is ended after them.
+    ``first`` runs at the same time, and is stopped after them.
     """
     with contextlib.ExitStack() as stack:
         if first:
@@ -93,7 +93,7 @@ def cluster(folder: Path) -> Iterator[SlurmCluster]:
 def test_slurm_starts_unequal_nodes_and_queues_the_job_again(
     cluster: SlurmCluster, folder: Path
 ) -> None:
-    """At the signal before the time limit, all save, and the second attempt goes on from there."""
+    """At the signal before the time limit, all save, and the second attempt continues there."""
     run = folder / "a 'run'"
     run.mkdir()
     text = slurm_file(SMALL, [SCRIPT, str(run), "it's"], {"EVENSTRIDE_EPOCHS": "3"})

@@ -197,10 +197,10 @@ def test_a_tracker_that_cannot_start_is_refused_on_every_rank(
 ) -> None:
     sinks, more, remedy = REFUSED[name]
     with socket.create_server(("127.0.0.1", 0)) as free:
-        nobody = f"http://127.0.0.1:{free.getsockname()[1]}"
-    servers = {"WANDB_BASE_URL": nobody}
+        unreachable = f"http://127.0.0.1:{free.getsockname()[1]}"
+    servers = {"WANDB_BASE_URL": unreachable}
     if name == "mlflow without a server":
-        servers["MLFLOW_TRACKING_URI"] = nobody
+        servers["MLFLOW_TRACKING_URI"] = unreachable
 
     asked = sinks, {**variables, **servers, **more}
     if sinks.startswith("wandb"):  # it reads the environment once in a process

@@ -1,7 +1,7 @@
 """A training script with trackers; what it does with them is its first argument.
 
 Usage: tracked_script.py HOW STATE, under torchrun. STATE is a file: a state in it is loaded, and
-the state of the end is saved in it. With ``until``, training goes on until STATE exists.
+the state of the end is saved in it. With ``until``, training continues until STATE exists.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def _end(how: str) -> None:
     if how == "mlflow":
         import mlflow
 
-        assert mlflow.active_run() is not None, "the script's run goes on"
+        assert mlflow.active_run() is not None, "the script's run has not ended"
         mlflow.end_run("KILLED")  # an end that only the script knows
 
 

@@ -35,9 +35,9 @@ from evenstride.runtime.timing.step_timer import StepTimer
 _Wait = Callable[[], object]
 
 MOST_COST = 0.003
-"""Most host time that marks may take, as a fraction of the steps' time."""
+"""Host time that marks should take at most, as a fraction of the steps' time."""
 _ALWAYS_MARKED = 50  # steps at the start, in which the split is found
-_MOST_APART = 20  # steps from one with marks to the next
+_MOST_APART = 20  # steps from one with marks to the next, even if they cost more
 
 
 class StallMarks:

@@ -1,4 +1,4 @@
-"""A slow sink delays nobody, and its errors arrive one call later."""
+"""A slow sink does not delay the caller, and its errors arrive one call later."""
 
 from __future__ import annotations
 

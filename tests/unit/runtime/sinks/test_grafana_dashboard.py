@@ -42,9 +42,9 @@ def test_panels_do_not_overlap_and_stay_in_the_grid() -> None:
 
     assert all(one["x"] >= 0 and one["x"] + one["w"] <= 24 for one in places)
     for one, other in combinations(places, 2):
-        beside = one["x"] + one["w"] <= other["x"] or other["x"] + other["w"] <= one["x"]
+        side_by_side = one["x"] + one["w"] <= other["x"] or other["x"] + other["w"] <= one["x"]
         below = one["y"] + one["h"] <= other["y"] or other["y"] + other["h"] <= one["y"]
-        assert beside or below
+        assert side_by_side or below
 
 
 def test_the_command_writes_or_prints_the_dashboard(tmp_path: Path) -> None:
