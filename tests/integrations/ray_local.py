@@ -32,6 +32,7 @@ from torch.utils.data import (
     IterableDataset,
     RandomSampler,
     WeightedRandomSampler,
+    default_collate,
 )
 
 from evenstride.integrations.ray import RayStride, prepare
@@ -58,7 +59,7 @@ class Samples(IterableDataset[Any]):
 
 def exact(rank: int) -> dict[str, Any]:
     """Train with unequal shares, as a script does, and with an option that replaces its own."""
-    options = {"num_workers": 0}
+    options = {"collate_fn": default_collate}
     stride, loader, model = prepare(
         data_loader(), net(), policy="static:3,7", loader_options=options
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from posixpath import normpath
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from evenstride.runtime.sinks.tracker_rows import rows_of, tag_of
@@ -39,5 +39,7 @@ def test_every_label_is_a_plain_path_of_permitted_characters(label: str) -> None
 
 
 @given(st.text("ab/.@ ", max_size=6), st.text("ab/.@ ", max_size=6))
+@example("a@", "a ")
+@example("a//", "a/_")
 def test_different_labels_have_different_tags(one: str, other: str) -> None:
     assert (tag_of("metric", one) == tag_of("metric", other)) == (one == other)

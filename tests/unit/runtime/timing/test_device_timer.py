@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -424,6 +425,21 @@ def test_another_accelerator_has_the_clock_if_it_can_be_timed(
 
     assert rank.clock.timer.on_device == timed
     assert rank.clock.device == torch.device("xpu:0" if timed else "cpu")
+
+
+@pytest.mark.parametrize(("index", "elapsed_ms", "why"), [(1, 0.5, ""), (2, 0.0, "same time")])
+def test_an_accelerator_whose_events_do_nothing_is_not_timed(
+    monkeypatch: pytest.MonkeyPatch, index: int, elapsed_ms: float, why: str
+) -> None:
+    event = SimpleNamespace(synchronize=lambda: None, elapsed_time=lambda _: elapsed_ms)
+    marks = SimpleNamespace(record=lambda: event)
+    monkeypatch.setattr(device_timer, "StreamMarks", lambda _: marks)
+
+    # No other test asks for these devices, whose results are kept.
+    found = device_timer.untimed(torch.device("meta", index))
+
+    assert why in found
+    assert bool(found) == bool(why)
 
 
 @pytest.mark.parametrize(("model", "loss"), [("cuda", "cpu"), ("cpu", "cuda")])
