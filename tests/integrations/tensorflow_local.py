@@ -187,31 +187,35 @@ def untrained(stride: TensorFlowStride, loader: Any) -> Any:
         yield batch
 
 
-def scaled_loss() -> dict[str, Any]:
+def scaled_loss(strategy: Any) -> dict[str, Any]:
     """Train in mixed precision; in one step, the gradient of one worker overflows."""
-    stride = TensorFlowStride(BATCH, policy=POLICY)
+    stride = TensorFlowStride(BATCH, strategy=strategy, policy=POLICY)
     loader = stride.loader(data("float32"))
-    model = net("mixed_float16")
-    scaler = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.05), initial_scale=1024.0)
+    with in_scope(strategy):
+        model, inner = net("mixed_float16"), keras.optimizers.SGD(0.05)
+        scaler = keras.optimizers.LossScaleOptimizer(inner, initial_scale=1024.0)
     stride.watch(model, scaler)
     spoiled = tf.Variable(1.0)
 
-    def step(_: Any, x: Any, y: Any) -> None:
+    def step(x: Any, y: Any) -> None:
         with tf.GradientTape() as tape:
             out = model(x, training=True)
             scaled = scaler.scale_loss(loss_fn(y, tf.cast(out, tf.float32))) * spoiled
         gradients = tape.gradient(scaled, model.trainable_variables)
         scaler.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
 
-    train_step = tf.function(step, input_signature=loader.element_spec)
+    def in_strategy(_: Any, x: Any, y: Any) -> None:
+        strategy.run(step, args=(x, y)) if strategy else step(x, y)
+
+    train_step = tf.function(in_strategy, input_signature=loader.element_spec)
     before, iterations = weights(model), []
     for ids, x, y in loader:
         spoiled.assign(np.inf if stride.step == 1 and dist.get_rank() == 0 else 1.0)
         train_step(ids, x, y)
-        iterations.append(int(scaler.inner_optimizer.iterations))
+        iterations.append(int(inner.iterations.value.numpy()))
     came = {
         "iterations": iterations,
-        "scale": float(scaler.dynamic_scale),
+        "scale": float(scaler.dynamic_scale.value.numpy()),
         "moved": weights(model) != before,
         "weights": weights(model),
     }
@@ -302,7 +306,8 @@ def whole(folder: Path) -> dict[str, Any]:
         "float32 strategy": by_hand(strategy, "float32", graph=True),
         "uneven": uneven(strategy),
         "streamed": streamed(),
-        "scaled": scaled_loss(),
+        "scaled": scaled_loss(None),
+        "scaled strategy": scaled_loss(strategy),
         "sparse": sparse(None),
         "sparse strategy": sparse(strategy),
         "placeholder": placeholder(),

@@ -133,6 +133,9 @@ def test_a_scaled_loss_that_overflows_on_one_worker_is_skipped_by_all(
         assert worker["scaled"]["scale"] == 512.0
         assert worker["scaled"]["weights"] == two[0]["scaled"]["weights"]
         assert worker["scaled"]["moved"]
+        in_strategy = worker["scaled strategy"]
+        assert in_strategy["iterations"] == worker["scaled"]["iterations"]
+        assert relative_error(in_strategy["weights"], worker["scaled"]["weights"]) <= 1e-3
 
 
 @pytest.mark.timeout(DEADLINE_S + 60)

@@ -6,12 +6,15 @@ from collections import Counter
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 pytest.importorskip("transformers")
 
+from evenstride.integrations.trainer_parts.loss_count import TriedLoss, assume_count
 from evenstride.testing import RankPool
 from tests.integrations import trainer_cases, trainer_uses
 from tests.integrations.trainer_cases import SAMPLES, Run, error
@@ -206,6 +209,25 @@ def test_models_that_fsdp2_shards_train_and_resume_as_in_one_process(
     for of in after:
         assert error(of["rest"]["weights"], alone["samples"]["weights"]) <= SINGLE
         assert len(of["rest"]["gradients"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("labels", "shifted", "name"),
+    [
+        (torch.zeros(8, dtype=torch.int64), False, "samples"),
+        (torch.zeros(8, 4, dtype=torch.int64), False, "labels"),
+        (torch.zeros(8, 4, dtype=torch.int64), True, "labels of next tokens"),
+    ],
+)
+def test_a_sharded_model_that_counts_nothing_is_assumed_to_count_the_usual(
+    labels: torch.Tensor, shifted: bool, name: str
+) -> None:
+    trainer = SimpleNamespace(model=torch.nn.Linear(1, 1))
+    tried = TriedLoss(trainer, lambda *_: torch.tensor(0.0), lambda _: None, shifted, half=False)
+
+    found = assume_count(tried, range(8), lambda _: {"labels": labels})
+
+    assert found.name == name
 
 
 @pytest.mark.timeout(420)
