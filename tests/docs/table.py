@@ -27,6 +27,7 @@ RUN = [
     "evenstride simulate cluster.yaml -p uniform,adaptive"
     " --sync 'bsp,bsp-ps,asp,ssp(staleness=3),local-sgd(every=8),delayed'",
     "evenstride simulate reference",
+    "evenstride simulate reference -p adaptive,my_policy.SlowestToFastest:step=4",
     "evenstride simulate cluster.yaml -p dbs,dynamic-batching:window=5 --json",
     "evenstride simulate slow-worker-swap --policy adaptive --lag 3"
     " --plot docs/images/split-after-a-change.svg",

@@ -90,6 +90,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (here / "examples").symlink_to(ROOT / "examples")
     (here / "prices.csv").write_text("type,usd_per_h\ng5.xlarge,1.0\n")
     (here / "train.py").write_text(script(steps=1))
+    own = next(one for one in blocks("python") if one.page == "policy-of-your-own")
+    (here / "my_policy.py").write_text(own.text.partition("\n\nstride = ")[0])
     scenario = next(one for one in blocks("yaml") if one.page == "scenarios")
     (here / "cluster.yaml").write_text(shorter(scenario.text))
     for run, trace in (("today", "adaptive"), ("adaptive", "adaptive"), ("uniform", "static")):

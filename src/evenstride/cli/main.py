@@ -104,6 +104,7 @@ def main() -> None:
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup leaves it
             signal.signal(number, _leave)
+    sys.path.append(str(Path.cwd()))  # for policies of the user's own; `python -m` does the same
     try:
         app(prog_name="evenstride")
     except EvenstrideError as error:

@@ -18,6 +18,7 @@ from typing import Any
 from evenstride.errors import ConfigError
 
 _COMMA = re.compile(r",(?![^(]*\))")  # outside of parentheses
+_IMPORT_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
 _DURATION = re.compile(r"\s*([0-9]*\.?[0-9]+)\s*([a-z]*)\s*")
 _UNITS_S = {"s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 
@@ -66,7 +67,7 @@ def split_specs(texts: str | Iterable[str], names: Collection[str]) -> tuple[str
     """Return the specifications in comma-separated lists.
 
     Commas in parentheses are part of a specification. So are those after a colon, up to the
-    next part that begins with one of the names.
+    next part that begins with one of the names or with an import path.
 
     >>> split_specs("bsp,ssp(staleness=2,servers=2),asp:servers=2,rate=staleness", ("bsp", "asp"))
     ('bsp', 'ssp(staleness=2,servers=2)', 'asp:servers=2,rate=staleness')
@@ -85,7 +86,13 @@ def split_specs(texts: str | Iterable[str], names: Collection[str]) -> tuple[str
 
 
 def _goes_on(spec: str, part: str, names: Collection[str]) -> bool:
-    return spec.startswith(f"{_name(spec)}:") and parse_spec(part).name not in names
+    name = parse_spec(part).name
+    return spec.startswith(f"{_name(spec)}:") and not (name in names or is_import_path(name))
+
+
+def is_import_path(name: str) -> bool:
+    """Return whether a name has the form of a module and a class in it, such as ``mine.Own``."""
+    return _IMPORT_PATH.fullmatch(name) is not None
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,7 +73,7 @@ def _start(header: dict[str, Any], policy: Policy[Any] | None) -> Control:
     if not isinstance(spec, str):
         raise TraceError("cannot replay the trace: its header names no policy")
     try:
-        policy = policy or policy_from_spec(spec)
+        policy = policy or policy_from_spec(spec, imported=False)
     except UnknownPolicy:
         raise TraceError(
             f"cannot replay policy {spec}: it is not a policy of evenstride, so the trace does not "

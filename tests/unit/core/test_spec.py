@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from evenstride.core.policies import policy_from_spec
+from evenstride.core.policies import policy_from_spec, spec_of
 from evenstride.core.policies.dbs import Dbs
 from evenstride.core.policies.dynamic_batching import OmniLearn
 from evenstride.core.policies.lb_bsp import LbBspCpu, LbBspGpu
@@ -174,6 +174,50 @@ def test_a_length_of_time_has_a_unit(text: str, unit: str, seconds: float | None
 )
 def test_published_policies_are_found_by_name(spec: str, policy: Policy[object]) -> None:
     assert policy_from_spec(spec) == policy
+
+
+@dataclass(frozen=True)
+class OwnPolicy:
+    step: int = 1
+    name: str = ""
+    opening_steps: int = 0
+
+    def init(self, fleet: object) -> object: ...
+
+    def decide(self, state: object, situation: object) -> object: ...
+
+
+OWN = f"{__name__}.OwnPolicy"
+
+
+def test_a_policy_of_ones_own_is_imported_with_its_settings() -> None:
+    names = split_specs(f"dbs:epoch_steps=5,{OWN}:step=4,name=fair,uniform", ("dbs", "uniform"))
+
+    assert names == ("dbs:epoch_steps=5", f"{OWN}:step=4,name=fair", "uniform")
+    plain, policy = policy_from_spec(OWN), policy_from_spec(names[1])
+    assert repr(plain) == repr(OwnPolicy())
+    assert repr(policy) == repr(OwnPolicy(step=4, name="fair"))
+    assert policy_from_spec(spec_of(policy)) == policy
+
+
+def test_a_trace_does_not_choose_what_is_imported() -> None:
+    with pytest.raises(UnknownPolicy):
+        policy_from_spec(OWN, imported=False)
+
+
+@pytest.mark.parametrize(
+    ("spec", "fact"),
+    [
+        (f"{__name__}.Other", "Other"),
+        ("not_there.Own", "not_there"),
+        (f"{OWN}:stop=4", "stop"),
+        (f"{OWN}:4", "'4'"),
+        ("json.JSONDecoder", "opening_steps"),
+    ],
+)
+def test_what_is_no_policy_of_ones_own_is_refused(spec: str, fact: str) -> None:
+    with raises_message(ConfigError, fact):
+        policy_from_spec(spec)
 
 
 def test_an_unknown_policy_is_refused_with_the_nearest_name() -> None:

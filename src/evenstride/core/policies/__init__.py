@@ -6,13 +6,22 @@ published policies, one module per paper or family, with their source.
 
 from __future__ import annotations
 
+from ast import literal_eval
+from collections.abc import Iterator
 from dataclasses import is_dataclass
 from importlib import import_module
 from typing import Any
 
 from evenstride.core.policies.static import GivenShares, Static
 from evenstride.core.policy import Policy
-from evenstride.core.spec import Spec, numbers, parse_spec, settings_in, spec_text
+from evenstride.core.spec import (
+    Spec,
+    is_import_path,
+    numbers,
+    parse_spec,
+    settings_in,
+    spec_text,
+)
 from evenstride.errors import ConfigError, UnknownPolicy
 
 # Imported on demand: a run uses one policy, and pays for its import at every restart.
@@ -29,12 +38,17 @@ _FORM = "{}:{}"
 POLICY_NAMES = tuple(sorted([*_PLAIN, "static"]))
 
 
-def policy_from_spec(text: str) -> Policy[Any]:
+def policy_from_spec(text: str, *, imported: bool = True) -> Policy[Any]:
     """Return the policy of a specification.
 
     ``adaptive`` is a policy with its defaults. ``static:20,100`` has its shares after the colon.
     ``dynamic-batching:dead_band=0.1,window=5`` or ``lb-bsp-cpu(predictor=ema)`` change settings
-    by name. `UnknownPolicy` if no policy has this name, `ConfigError` if the rest is invalid.
+    by name. ``my_module.MyPolicy:step=4`` imports a user's own class. Without ``imported``, that
+    is unknown: a trace from elsewhere must not choose what is imported.
+
+    Raises:
+        UnknownPolicy: no policy has this name.
+        ConfigError: the rest is invalid, or the class cannot be imported.
 
     >>> policy_from_spec("static:20,100")
     GivenShares(shares=(20, 100))
@@ -44,6 +58,8 @@ def policy_from_spec(text: str) -> Policy[Any]:
     spec = parse_spec(text)
     if spec.name == "static":
         return _static(spec)
+    if imported and is_import_path(spec.name):
+        return _own(spec)
     if spec.name not in _PLAIN:
         raise UnknownPolicy(text, POLICY_NAMES)
     kind = _load(_PLAIN[spec.name])
@@ -90,6 +106,37 @@ def _load(place: str) -> type[Any]:
     module, _, name = place.partition(".")
     kind: type[Any] = getattr(import_module(f"{__name__}.{module}"), name)
     return kind
+
+
+def _own(spec: Spec) -> Policy[Any]:
+    module, _, name = spec.name.rpartition(".")
+    try:
+        kind = getattr(import_module(module), name)
+        policy = kind(**dict(_own_settings(spec)))
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"cannot create policy {spec.text!r}: {error}; expected a class in a module that "
+            "Python can import from this folder or PYTHONPATH, and settings of its constructor, "
+            "such as my_module.MyPolicy:step=4"
+        ) from error
+    if not is_policy(policy):
+        raise ConfigError(
+            f"policy {spec.text!r} is no policy: expected an object with opening_steps, init() "
+            "and decide(), see evenstride.Policy"
+        )
+    made: Policy[Any] = policy
+    return made
+
+
+def _own_settings(spec: Spec) -> Iterator[tuple[str, object]]:
+    for part in filter(None, map(str.strip, (spec.argument or "").split(","))):
+        name, equals, text = (piece.strip() for piece in part.partition("="))
+        if not equals:
+            raise ValueError(f"{part!r} is not of the form name=value")
+        try:
+            yield name, literal_eval(text)
+        except (SyntaxError, ValueError):
+            yield name, text
 
 
 def _static(spec: Spec) -> Policy[Any]:

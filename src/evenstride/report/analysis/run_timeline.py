@@ -214,7 +214,7 @@ class RunTimeline(TraceFold):
         self.lives.append(LeaderProcess(shallow(header)))
         header = self.lives[-1].header
         try:
-            policy = policy_from_spec(header["policy"])
+            policy = policy_from_spec(header["policy"], imported=False)
             self._control = Control(policy, memory_fraction=header.get("memory_fraction"))
         except DAMAGED as error:
             self._lose_control(error)
