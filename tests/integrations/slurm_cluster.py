@@ -130,17 +130,19 @@ class SlurmCluster:
 
     def _ended(self, job: str) -> bool:
         state = self._state(job)
-        if (state["JobState"], state["Reason"]) == ("PENDING", "BeginTime") and self._idle():
+        if state["JobState"] == "PENDING" and state["Restarts"] != "0" and self._idle():
             self._hasten(job)
         return state["JobState"] in ("COMPLETED", "FAILED", "CANCELLED", "NODE_FAIL")
 
     def _hasten(self, job: str) -> None:
-        """Let all components of a job start soon, if Slurm would still hold them for long."""
+        """Let all components of a job start soon, if Slurm would still hold them for long.
+
+        Slurm's scheduler looks at a job whose time has come only after another change.
+        """
         for state in self._states(job):
             held = datetime.fromisoformat(state["EligibleTime"]) - datetime.now()
-            if held > 2 * _HELD:
-                start = f"StartTime=now+{_HELD.seconds}"
-                self.ask("scontrol", "update", f"JobId={state['JobId']}", start)
+            sooner = f"StartTime=now+{_HELD.seconds}" if held > 2 * _HELD else "Comment=again"
+            self.ask("scontrol", "update", f"JobId={state['JobId']}", sooner)
 
     def _state(self, job: str) -> dict[str, str]:
         return self._states(job)[0]
