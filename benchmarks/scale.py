@@ -1,6 +1,6 @@
 """Count what liveness and exchanges cost with many ranks: requests, bytes and processor time.
 
-    python benchmarks/scale.py [--ranks 64,256,1024] [--seconds 5] [--json]
+    python benchmarks/scale.py [--ranks 64,256,1024] [--scenes start,exchange] [--json]
 
 All ranks are threads of this process: each has the two threads of evenstride and three connections
 to one TCP store, which is a process of its own on the loopback interface. No model is trained. For
@@ -20,6 +20,7 @@ processor time of the leader's decision alone, on 64 steps of all ranks.
 
 examples:
   python benchmarks/scale.py --ranks 64
+  python benchmarks/scale.py --ranks 1024 --scenes exchange,loss
   python benchmarks/scale.py --ranks 64,256,1024 --json
 """
 
@@ -75,6 +76,7 @@ from evenstride.runtime.timing.step_timer import StepRecord, StepTimer
 
 BATCH = 32  # per rank
 PER_MACHINE = 8  # ranks that share a machine, as far as evenstride is told
+SCENES = ("start", "short steps", "long steps", "exchange", "mean", "loss")
 STEPS = 16  # per exchange
 LATE_S = 2.0
 WARM_S = 4.5  # a step counts as long after 3 s
@@ -192,6 +194,7 @@ class RankStandIn:
         control, meeting, prompt = self.stores
         self.channel = Channel(rank, world_size, timeout, control, meeting, prompt)  # type: ignore[arg-type]
         self.rank, self.step, self.at = rank, 0, ("idle", -1)
+        self.found = ""  # why a collective failed
         self.own_s = 0.0  # processor time on threads of this program that act for the rank
 
     def join(self, settings: Settings, leads: list[Lead]) -> None:
@@ -200,7 +203,10 @@ class RankStandIn:
         def show() -> Plain:
             shown = show_settings(settings, self.rank, None, None)
             machine = f"machine-{self.rank // PER_MACHINE}"
-            return {**shown, "peer": {**shown["peer"], "host": machine, "place": machine + "-" * 60}}
+            return {
+                **shown,
+                "peer": {**shown["peer"], "host": machine, "place": machine + "-" * 60},
+            }
 
         def judge(shown: list[Plain]) -> Plain:
             compare(shown, None)
@@ -346,34 +352,64 @@ def settings_for(world_size: int) -> Settings:
     return settings_of(
         Environment(),
         batch_of(BATCH * world_size, None, None, averages=True),
-        **{"seed": 0, "policy": "adaptive", "sync": None, "min_share": 1, "max_share": None},
-        **{"quantum": 1, "memory_fraction": None, "trace": None, "noise_every": 0, "sinks": ()},
+        seed=0,
+        policy="adaptive",
+        sync=None,
+        min_share=1,
+        max_share=None,
+        quantum=1,
+        memory_fraction=None,
+        trace=None,
+        noise_every=0,
+        sinks=(),
         alert_below=None,
         engine="auto",
     )
 
 
-def measure(world_size: int, seconds: float) -> dict[str, Any]:
-    """Return the figures of all scenes for a number of ranks."""
-    settings = settings_for(world_size)
+def scenes_of(run: ManyRanks, settings: Settings, seconds: float) -> dict[str, Callable[[], Scene]]:
+    """Return what plays each scene, in the order in which they must be played."""
+    last = run.ranks[-1]
+
+    def start() -> Scene:
+        return run.scene(lambda: run.together(lambda rank: rank.join(settings, run.leads)))
+
+    def short_steps() -> Scene:
+        return run.scene(lambda: run.stand("compute", seconds, moves_s=0.5), seconds)
+
+    def long_steps() -> Scene:
+        run.stand("compute", WARM_S)
+        return run.scene(lambda: run.stand("compute", seconds), seconds)
+
+    def exchange() -> Scene:
+        run.exchange()  # the first one teaches the leader the speeds
+        return run.scene(run.exchange)
+
+    def mean() -> Scene:
+        run.stand("data", 1.5)  # until the heartbeats say so
+        return run.scene(lambda: run.together(lambda rank: rank.mean(late=rank is last)))
+
+    def loss() -> Scene:
+        last.vanish()
+        return run.scene(lambda: run.together(lambda rank: rank is last or rank.explain()))
+
+    plays = (start, short_steps, long_steps, exchange, mean, loss)
+    return {play.__name__.replace("_", " "): play for play in plays}
+
+
+def measure(
+    world_size: int, seconds: float, wanted: list[str], tell: Callable[[str, Scene], None]
+) -> dict[str, Any]:
+    """Return the figures of the wanted scenes for a number of ranks, and tell them one by one."""
+    found, settings = {}, settings_for(world_size)
     with store_process() as (address, process):
         ranks = [RankStandIn(rank, world_size, address) for rank in range(world_size)]
         run = ManyRanks(ranks, process)
-        found = {"start": run.scene(lambda: run.together(lambda r: r.join(settings, run.leads)))}
-        short = run.scene(lambda: run.stand("compute", seconds, moves_s=0.5), seconds)
-        run.stand("compute", WARM_S)
-        found |= {
-            "short steps": short,
-            "long steps": run.scene(lambda: run.stand("compute", seconds), seconds),
-        }
-        run.exchange()  # the first one teaches the leader the speeds
-        found["exchange"] = run.scene(run.exchange)
-        last = ranks[-1]
-        run.stand("data", 1.5)
-        found["mean"] = run.scene(lambda: run.together(lambda r: r.mean(late=r is last)))
-        last.vanish()
-        found["loss"] = run.scene(lambda: run.together(lambda r: r is last or r.explain()))
-        named = sum(f"rank {last.rank}" in getattr(rank, "found", "") for rank in ranks[:-1])
+        for name, play in scenes_of(run, settings, seconds).items():
+            if name == "start" or name in wanted:
+                found[name] = play()
+                tell(name, found[name])
+        named = sum(f"rank {ranks[-1].rank} is gone" in rank.found for rank in ranks[:-1])
         run.close()
     scenes = {name: asdict(scene) for name, scene in found.items()}
     return {"scenes": scenes, "named": named, "decision_s": decision_s(world_size)}
@@ -384,19 +420,18 @@ def decision_s(world_size: int, steps: int = 64, rounds: int = 5) -> float:
 
     The median over the rounds, in seconds.
     """
-    leader, step, taken_s = Leader(Control(policy_from_spec("adaptive"))), 0, list[float]()
+    leader, taken_s = Leader(Control(policy_from_spec("adaptive"))), list[float]()
     workers = tuple(Worker(f"machine/{rank}") for rank in range(world_size))
     shares = leader.form(FleetFormed(0, 0, BATCH * world_size, workers)).shares or ()
     leader.skip_opening(0)
     recorders = [Recorder(rank, lambda: None) for rank in range(world_size)]
-    for _ in range(rounds):
-        for step in range(step, step + steps):
+    for first in range(0, rounds * steps, steps):
+        for step in range(first, first + steps):
             for rank, recorder in enumerate(recorders):
                 # Jitter without a random number: speeds that repeat every 7 and 5 steps.
                 busy_s = 0.01 + shares[rank] * (1 + rank % 7 / 7 + (rank + step) % 5 / 100) * 1e-3
                 recorder.append(StepRecord(step, shares[rank], busy_s, 0.01, 0, 0, 0, step > 0))
-        step += 1
-        stands = ((0, 0, 0),)
+        step, stands = first + steps, ((0, 0, 0),)
         replies = [Reply(step + 1, CHECKSUM, stands, r.take()) for r in recorders]
         texts = [reply_to_text(reply) for reply in replies]
         begun_s = time.thread_time()
@@ -408,19 +443,20 @@ def decision_s(world_size: int, steps: int = 64, rounds: int = 5) -> float:
     return median(taken_s[1:])
 
 
-def show(world_size: int, figures: dict[str, Any]) -> None:
-    """Print the figures of a number of ranks."""
-    print(f"--- {world_size} ranks; {figures['named']} of {world_size - 1} name the lost one")
-    head = "requests      keys  kB sent   kB read     CPU ms   rank 0 requests   store CPU ms   s"
-    print(f"{'':12}{head}")
-    for name, scene in figures["scenes"].items():
-        print(
-            f"{name:12}{scene['requests']:8.1f}{scene['keys']:10.1f}"
-            f"{scene['sent_bytes'] / 1e3:9.2f}{scene['received_bytes'] / 1e3:10.2f}"
-            f"{scene['cpu_s'] * 1e3:11.2f}{scene['leader_requests']:18}"
-            f"{scene['store_cpu_s'] * 1e3:15.0f}{scene['lasted_s']:6.2f}"
-        )
-    print(f"decision    {figures['decision_s'] * 1e3:.1f} ms of processor time")
+def head(world_size: int) -> None:
+    """Print the head of a table."""
+    print(f"--- {world_size} ranks")
+    print(" " * 13 + "requests   keys  kB sent  kB read  CPU ms  of rank 0  store CPU ms     s")
+
+
+def show(name: str, scene: Scene) -> None:
+    """Print the figures of a scene."""
+    print(
+        f"{name:12}{scene.requests:9.1f}{scene.keys:7.0f}{scene.sent_bytes / 1e3:9.2f}"
+        f"{scene.received_bytes / 1e3:9.2f}{scene.cpu_s * 1e3:8.2f}{scene.leader_requests:11}"
+        f"{scene.store_cpu_s * 1e3:14.0f}{scene.lasted_s:6.2f}",
+        flush=True,
+    )
 
 
 def main() -> None:
@@ -431,9 +467,13 @@ def main() -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--ranks", default="64,256,1024", help="numbers of ranks, by commas")
+    parser.add_argument("--scenes", default=",".join(SCENES), help="which scenes, by commas")
     parser.add_argument("--seconds", type=float, default=5.0, help="of short and of long steps")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
     arguments = parser.parse_args()
+    wanted = arguments.scenes.split(",")
+    if strange := set(wanted) - set(SCENES):
+        parser.error(f"unknown scenes {', '.join(sorted(strange))}; expected {', '.join(SCENES)}")
     logging.disable(logging.CRITICAL)  # every rank names the lost one
     threading.stack_size(STACK_BYTES)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -441,9 +481,14 @@ def main() -> None:
     torch.set_num_threads(1)
     found = {}
     for world_size in map(int, arguments.ranks.split(",")):
-        found[world_size] = measure(world_size, arguments.seconds)
-        if not arguments.json:
-            show(world_size, found[world_size])
+        if arguments.json:
+            found[world_size] = measure(world_size, arguments.seconds, wanted, lambda *_: None)
+            continue
+        head(world_size)
+        figures = measure(world_size, arguments.seconds, wanted, show)
+        print(f"decision    {figures['decision_s'] * 1e3:.1f} ms of processor time")
+        if "loss" in wanted:
+            print(f"{figures['named']} of {world_size - 1} remaining ranks name the lost one")
     if arguments.json:
         print(json.dumps(found))
 

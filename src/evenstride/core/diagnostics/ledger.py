@@ -70,7 +70,8 @@ class Ledger(JudgedTime):
         for seen in observations:
             for name in _SUMS:
                 totals[name][seen.worker] += getattr(seen, name)
-            for step, both_s in enumerate(zip(seen.busy_s, seen.wait_s, strict=True), seen.first_step):
+            of_steps = zip(seen.busy_s, seen.wait_s, strict=True)
+            for step, both_s in enumerate(of_steps, start=seen.first_step):
                 pending.setdefault(step, []).append((seen.worker, seen.share, *both_s))
         whole = sorted(step for step, rows in pending.items() if len(rows) == self.workers)
         # In order of rank, because reports come in any order.
