@@ -65,17 +65,19 @@ class Ledger(JudgedTime):
     def book(self, observations: Measurements, reference: SplitReference | None = None) -> Ledger:
         """Return the ledger after some observations; unmodelled steps are booked as well."""
         totals = {name: getattr(self, name).copy() for name in _SUMS}
-        pending = dict(self.pending)
+        # Lists, because a tuple copied for each row would cost W squared per step.
+        pending = {step: list(rows) for step, rows in self.pending.items()}
         for seen in observations:
             for name in _SUMS:
                 totals[name][seen.worker] += getattr(seen, name)
-            for offset, both_s in enumerate(zip(seen.busy_s, seen.wait_s, strict=True)):
-                step = seen.first_step + offset
-                pending[step] = (*pending.get(step, ()), (seen.worker, seen.share, *both_s))
+            of_steps = zip(seen.busy_s, seen.wait_s, strict=True)
+            for step, both_s in enumerate(of_steps, start=seen.first_step):
+                pending.setdefault(step, []).append((seen.worker, seen.share, *both_s))
         whole = sorted(step for step, rows in pending.items() if len(rows) == self.workers)
         # In order of rank, because reports come in any order.
         rows = [sorted(pending.pop(step)) for step in whole]
-        after = replace(self, **totals, pending=MappingProxyType(pending))
+        left = MappingProxyType({step: tuple(rows) for step, rows in pending.items()})
+        after = replace(self, **totals, pending=left)
         if not rows:
             return after
         times_s = np.array([[busy_s for _, _, busy_s, _ in row] for row in rows])

@@ -19,6 +19,9 @@ from evenstride.runtime.store.store_channel import Channel, tell_of_wait
 
 Plain = dict[str, Any]
 
+Passed = Callable[[list[int]], dict[int, str]]
+"""Returns which of some ranks are past a call, and what each of them does."""
+
 logger = logging.getLogger("evenstride")
 
 # With more ranks, a rank that waits does not ask the store which of them are missing.
@@ -31,7 +34,7 @@ def agree(
     show: Callable[[], Plain],
     judge: Callable[[list[Plain]], Plain],
     call: str = "",
-    passed: Callable[[], dict[int, str]] | None = None,
+    passed: Passed | None = None,
     before: str = "",
 ) -> Plain:
     """Return the leader's verdict on what all ranks show; a collective call.
@@ -45,8 +48,8 @@ def agree(
         judge: called on the leader with all ranks' settings in rank order; returns the verdict as
             JSON types. An `EvenstrideError` of either is raised on every rank.
         call: name of the call that this rank makes, if ``topic`` does not name it.
-        passed: called while this rank waits; returns the ranks that are past this call, and what
-            each of them does. What it raises ends the wait.
+        passed: called while this rank waits, with the ranks that it waits for; returns those that
+            are past this call, and what each of them does. What it raises ends the wait.
         before: the previous topic on the same channel. All ranks have read its verdict by now.
 
     Raises:
@@ -71,7 +74,7 @@ class _Wait:
     channel: Channel
     topic: str
     call: str
-    passed: Callable[[], dict[int, str]] | None
+    passed: Passed | None
 
     @property
     def shown(self) -> list[str]:
@@ -97,10 +100,10 @@ class _Wait:
                 "every rank must make the same calls in the same order"
             ) from error
 
-    def _look(self, keys: list[str], passed: Callable[[], dict[int, str]]) -> None:
+    def _look(self, keys: list[str], passed: Passed) -> None:
         """Raise if a rank that this one waits for is past this call without having made it."""
         whose = dict(zip(range(len(keys)), keys, strict=True))  # the verdict is rank 0's
-        skipped = {rank: does for rank, does in passed().items() if rank in whose}
+        skipped = {rank: does for rank, does in passed(list(whose)).items() if rank in whose}
         skipped = {r: d for r, d in skipped.items() if self.channel.missing([whose[r]])}
         if skipped:
             shown = ", ".join(f"rank {rank} ({does})" for rank, does in list(skipped.items())[:8])

@@ -2,10 +2,14 @@
 
 Exchange number ``i`` is three messages through the store:
 
-1. A rank wakes the leader (``go/i/0``): its own cadence, a draw that waits for a decision, or a
-   rank whose times left their tolerance band. The leader wakes every rank (``go/i/RANK``).
+1. A rank wakes the leader (``ask/i``): its own cadence, a draw that waits for a decision, or a
+   rank whose times left their tolerance band. The leader wakes all other ranks (``go/i``).
 2. Every rank puts up its draw barrier and sends what it measured (``reply/i/RANK``).
-3. The leader lets the core decide and sends the decision to every rank (``verdict/i``).
+3. The leader lets the core decide and sends the decision to all ranks (``verdict/i``), and to each
+   rank the times that it expects of this rank (``band/RANK``).
+
+So a rank sends and reads the same number of messages for any number of ranks. Only new shares,
+which all ranks need, grow with it.
 
 All waiting happens on the control threads, never on a training thread. With one process there is
 no thread: the process sends itself the same messages between two steps.
@@ -17,7 +21,7 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,6 +54,9 @@ logger = logging.getLogger("evenstride")
 # How long a program that ends waits for its control thread. For part of that time the thread waits
 # for what the other ranks have measured since the previous exchange.
 _JOIN_S, _LAST_S, _AGAIN_S = 2.0, 0.5, 0.05
+
+LOST = "lost"
+"""The key of the latest report of a loss."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,13 +91,19 @@ class Local:
         )
 
 
-def apply(verdict: Verdict, rank: int, local: Local, shares: Shares) -> Shares:
-    """Put a decision into force on this rank and return the shares that then hold."""
+def apply(
+    verdict: Verdict, rank: int, local: Local, shares: Shares, band: Sequence[float] | None = None
+) -> Shares:
+    """Put a decision into force on this rank and return the shares that then hold.
+
+    ``band`` is the rank's expected time and the width of its tolerance band, if they did not come
+    with the decision.
+    """
     after = shares if verdict.shares is None else verdict.shares
-    if verdict.expected_s:
-        local.recorder.expect(
-            ToleranceBand(after[rank], verdict.expected_s[rank], verdict.band[rank])
-        )
+    if band is None and verdict.expected_s:
+        band = verdict.expected_s[rank], verdict.band[rank]
+    if band is not None:
+        local.recorder.expect(ToleranceBand(after[rank], *band))
     if verdict.save_after is not None:
         local.saves.agreed(verdict.save_after, save=True)
     if verdict.go_after is not None:
@@ -146,11 +159,15 @@ class ControlPlane:
         """Number of the next exchange, or of the one in progress."""
         return self._exchange
 
+    @property
+    def _wake_key(self) -> str:
+        return f"{'go' if self._leader is None else 'ask'}/{self._exchange}"
+
     def ask(self) -> None:
         """Request an exchange; does nothing while one is in progress. Never waits."""
         if self._closing:
             return
-        self._channel.put(f"go/{self._exchange}/0", "")
+        self._channel.put(f"ask/{self._exchange}", "")
 
     def tick(self, step: int) -> None:
         """On the leader, start an exchange if it is due after ``step`` committed steps."""
@@ -158,7 +175,7 @@ class ControlPlane:
             self._asked = True
             self.ask()
         # A single rank replies here, because a save or a notice may have been requested.
-        if self._thread is None and self._channel.present([f"go/{self._exchange}/0"])[0]:
+        if self._thread is None and self._channel.present([f"ask/{self._exchange}"])[0]:
             self._one_exchange()
 
     def begin_with(self, shares: Shares) -> None:
@@ -200,7 +217,7 @@ class ControlPlane:
         # Repeated, because the thread may finish an exchange and wait for the next number.
         until_s = time.monotonic() + _LAST_S
         while self.running and time.monotonic() < until_s:
-            self._channel.put(f"go/{self._exchange}/{self._channel.rank}", "")
+            self._channel.put(self._wake_key, "")
             thread.join(_AGAIN_S)
 
     def _wait_no_longer(self) -> None:
@@ -235,13 +252,12 @@ class ControlPlane:
 
     def _one_exchange(self) -> bool:
         number = self._exchange
-        call = self._channel.take(f"go/{number}/{self._channel.rank}")
+        call = self._channel.take(self._wake_key)
         # A wake-up is empty. A text reports the loss of a rank; see `announce_loss`.
         if call:
             return self._hear(json.loads(call))
-        if self._leader is not None:
-            for other in range(1, self._channel.world_size):
-                self._channel.put(f"go/{number}/{other}", "")
+        if self._thread is not None and self._leader is not None:
+            self._channel.put(f"go/{number}", "")
         reply = self._local.reply(self._local.gate.hold(self._batch_change_waits))
         # Ranks that still wait in the opening see this key and reply at once. Otherwise all ranks
         # would wait for each other.
@@ -262,13 +278,13 @@ class ControlPlane:
 
     def _drop(self, number: int, reply: Reply) -> None:
         """Remove what this rank has put into the store for a finished exchange."""
-        self._channel.drop(f"go/{number}/{self._channel.rank}")
         if reply.turn is not None:
             self._channel.drop(f"turn/{number}")
         if self._leader is None:
             self._channel.drop(f"reply/{number}/{self._channel.rank}")
-        elif number > 0:  # every reply to this exchange proves that the last decision was read
-            self._channel.drop(f"verdict/{number - 1}")
+        elif number > 0:  # every reply to this exchange proves that the last one is over
+            for name in ("ask", "go", "verdict"):
+                self._channel.drop(f"{name}/{number - 1}")
 
     def _batch_change_waits(self) -> bool:
         """Return whether a rank waits for a batch change, and would wait in vain for this rank."""
@@ -277,16 +293,26 @@ class ControlPlane:
     def _follow(self, number: int, reply: Reply) -> dict[str, Any] | None:
         self._channel.put(f"reply/{number}/{self._channel.rank}", reply_to_text(reply))
         if reply.leaving:
-            # The leader may not have begun this exchange: a leaving rank is woken by itself.
-            self._channel.put(f"go/{number}/0", "")
+            # The leader may not have begun this exchange: a leaving rank wakes itself.
+            self._channel.put(f"ask/{number}", "")
             return None
-        return dict(json.loads(self._channel.take(f"verdict/{number}")))
+        message = dict(json.loads(self._channel.take(f"verdict/{number}")))
+        if message.pop("bands", False):
+            message["band"] = json.loads(self._channel.take(f"band/{self._channel.rank}"))
+        return message
 
     def _lead(self, number: int, reply: Reply) -> dict[str, Any]:
         assert self._leader is not None, "only rank 0 leads"
-        keys = [f"reply/{number}/{other}" for other in range(1, self._channel.world_size)]
-        message = self._judge(reply, self._channel.take_all(keys))
-        self._channel.put(f"verdict/{number}", json.dumps(message))
+        others = range(1, self._channel.world_size)
+        texts = self._channel.take_all([f"reply/{number}/{other}" for other in others])
+        message = self._judge(reply, texts)
+        common, bands = _divided(message)
+        if bands and others:
+            # First, and under the same keys each time: a rank that has sent its reply has read its
+            # band of the exchange before.
+            of_others = [json.dumps(band) for band in bands[1:]]
+            self._channel.put_all([f"band/{other}" for other in others], of_others)
+        self._channel.put(f"verdict/{number}", json.dumps({**common, "bands": bool(bands)}))
         return message
 
     def _judge(self, mine: Reply, texts: list[str]) -> dict[str, Any]:
@@ -316,7 +342,8 @@ class ControlPlane:
         match message:
             case {"verdict": plain}:
                 verdict = verdict_from_plain(plain)
-                self.shares = apply(verdict, self._channel.rank, self._local, self.shares)
+                band = message.get("band")
+                self.shares = apply(verdict, self._channel.rank, self._local, self.shares, band)
                 return True
             case {"error": plain}:
                 self._local.gate.fail(from_plain(plain))
@@ -325,18 +352,31 @@ class ControlPlane:
         return False
 
 
+def _divided(message: dict[str, Any]) -> tuple[dict[str, Any], list[tuple[float, float]]]:
+    """Divide a decision into the part for all ranks, and the band of each rank, if there are any.
+
+    Otherwise every rank would read the expected times of all.
+    """
+    match message:
+        case {"verdict": {"expected_s": [_, *_] as expected_s, "band": band} as plain}:
+            common = {**plain, "expected_s": (), "band": ()}
+            return {"verdict": common}, list(zip(expected_s, band, strict=True))
+    return message, []
+
+
 def announce_loss(channel: Channel, number: int, rank: int, text: str) -> None:
     """Inform all control threads that a rank is lost, whatever they wait for.
 
-    They may be one exchange apart, so this one and the next are answered.
+    They may be one exchange apart, so this one and the next are answered. Ranks whose control
+    threads have ended find the text under `LOST`.
     """
     message = json.dumps({"lost": text})
     try:
+        channel.put(LOST, text)
         for exchange in (number, number + 1):
-            for other in range(channel.world_size):
-                channel.put(f"go/{exchange}/{other}", message)
+            for name in ("ask", "go", "verdict"):
+                channel.put(f"{name}/{exchange}", message)
             # In the lost rank's place, because the leader waits for its reply.
             channel.put(f"reply/{exchange}/{rank}", message)
-            channel.put(f"verdict/{exchange}", message)
     except RuntimeError:  # the store was lost with the rank; every rank notices that by itself
         logger.debug("the loss could not be announced", exc_info=True)

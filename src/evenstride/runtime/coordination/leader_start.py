@@ -14,7 +14,7 @@ from evenstride.core.policies.static import is_fixed
 from evenstride.runtime.coordination.agreement import Plain
 from evenstride.runtime.coordination.leader import Leader, verdict_from_plain, verdict_to_plain
 from evenstride.runtime.engines.replica_groups import Islands, islands_of
-from evenstride.runtime.failures.peers import Peer
+from evenstride.runtime.failures.peers import Peer, packed, unpacked
 from evenstride.runtime.host.machine_resources import comparable
 from evenstride.runtime.loading.micro_batch_limits import Spans
 from evenstride.runtime.settings import Settings
@@ -66,7 +66,7 @@ def _formed(leader: Leader, settings: Settings, shown: list[Plain]) -> Plain:
     verdict = leader.form(event, [peer.place for peer in peers])
     return {
         "verdict": verdict_to_plain(verdict),
-        "peers": [peer.to_plain() for peer in peers],
+        "peers": packed(peers),
         "spans": spans_of_ranks(leader.control, leader.islands, verdict.shares or ()),
     }
 
@@ -98,7 +98,7 @@ def team_of(
     """Return the team that the leader has announced to a rank; see `make_leader`."""
     verdict = verdict_from_plain(formed["verdict"])
     assert verdict.shares is not None, "a fleet forms with an opening split"
-    peers = tuple(Peer(**peer) for peer in formed["peers"])
+    peers = unpacked(formed["peers"])
     islands = formed["islands"]
     return Team(
         rank=rank,

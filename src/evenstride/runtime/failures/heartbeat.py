@@ -10,8 +10,10 @@ Three sources identify the lost rank:
 
 The rank that detects the loss first reports it to the others through the store.
 
-Each rank watches the heartbeat of the next rank only, in a ring, so waiting costs the store one
-request per rank and second. If that heartbeat stops, the rank watches the one after it.
+No cost of a rank grows with the number of ranks, because their sum would grow with its square. Each
+rank watches the heartbeat of the next rank only, in a ring, so waiting costs the store one request
+per rank and second. If that heartbeat stops, the rank watches the one after it. Where all
+heartbeats are needed, the first few ranks that need them read them, and report to the others.
 """
 
 from __future__ import annotations
@@ -63,9 +65,13 @@ _WORDS = {
 _BEFORE_TIMEOUT_S = 10.0
 # The phase of a rank whose program has ended.
 ENDED = "ended"
-# A rank whose collective failed reads all heartbeats at this interval, and less often with more
-# ranks than this.
+# A rank whose collective failed looks again at this interval, and less often with more ranks than
+# this.
 _NAP_S, _NAP_RANKS = 0.1, 32
+# Ranks that read the heartbeats of all when all ranks need them. Several, because one may end.
+_READERS = 8
+# Ranks that a warning names.
+_MOST_NAMES = 8
 
 # Text in an error which shows that a collective failed, and not the user's own code.
 _OF_COLLECTIVES = ("gloo", "nccl", "connection", "socket", "timed out", "timeout", "peer")
@@ -108,7 +114,7 @@ class Heartbeats:
         silent_s: Time without a heartbeat, while a step waits, after which a rank is lost.
             ``None`` waits for ever, for runs without a launcher that restarts the ranks.
         ring: Whether to watch the next rank only. This suffices where all ranks wait for a lost
-            one; elsewhere each rank must watch all others.
+            one. Elsewhere rank 0 watches all others while some rank waits, and they watch rank 0.
     """
 
     def __init__(
@@ -123,12 +129,18 @@ class Heartbeats:
     ) -> None:
         self._channel, self._at, self._lost = channel, at, lost
         self._silent_s = silent_s
-        ranks = [peer.rank for peer in peers]
-        self._begun, self._ranks = False, ranks  # whether every rank has sent a heartbeat
+        self._ranks = ranks = [peer.rank for peer in peers]
+        self._begun = set[int]()  # ranks that have sent a heartbeat
         mine = channel.rank
+        # In the order in which they are watched. The leader watches all others where there is no
+        # ring; the others can then watch the leader only, without which no run continues.
         self._others = [*(r for r in ranks if r > mine), *(r for r in ranks if r < mine)]
-        self._watched = 1 if ring else len(ranks)
+        self._leads = not ring and mine == 0
+        if not ring and mine:
+            self._others = [0]
         self._heard: dict[int, tuple[Beat, float]] = {}
+        self._places: dict[int, tuple[Beat, float]] = {}  # since when each rank is at one place
+        self._claim = ""  # the key under which this rank claimed to read for all
         self._count, self._cpu_s = 0, 0.0
         self._closing, self._beating = False, threading.Lock()
         self._waiting_since: tuple[tuple[str, int], float] = (("idle", -1), time.monotonic())
@@ -171,28 +183,55 @@ class Heartbeats:
         """Return the latest heartbeats of the given ranks, of all ranks by default.
 
         Cost:
-            One request to the store, once every rank has sent a heartbeat.
+            One request to the store, once these ranks have sent a heartbeat.
         """
         ranks = self._ranks if ranks is None else ranks
-        if not self._begun:  # reading a missing key would wait for it
-            self._begun = self._channel.has([f"beat/{rank}" for rank in self._ranks])
-        if not self._begun:
-            ranks = [rank for rank in ranks if self._channel.has([f"beat/{rank}"])]
+        new = [rank for rank in ranks if rank not in self._begun]
+        # Reading a missing key would wait for it.
+        if new and self._channel.has([f"beat/{rank}" for rank in new]):
+            self._begun.update(new)
+        elif new:
+            self._begun.update(rank for rank in new if self._channel.has([f"beat/{rank}"]))
+            ranks = [rank for rank in ranks if rank in self._begun]
         texts = self._channel.read([f"beat/{rank}" for rank in ranks]) if ranks else []
         return {rank: Beat(*json.loads(text)) for rank, text in zip(ranks, texts, strict=True)}
+
+    def reads_all(self, occasion: str) -> bool:
+        """Return whether this rank reads all heartbeats on this occasion, on behalf of all ranks.
+
+        The first `_READERS` ranks that ask do.
+        """
+        if len(self._ranks) <= _READERS:
+            return True
+        self._forget_claim()
+        key = f"reads/{occasion}"
+        if self._channel.count(key) > _READERS:
+            return False
+        self._claim = key
+        return True
+
+    def _forget_claim(self) -> None:
+        if self._claim:
+            self._channel.uncount(self._claim)
+            self._claim = ""
 
     def look(self) -> None:
         """Send a heartbeat, and check whether a step waits for a lost rank. Runs every second."""
         self._beat()
         at, now_s = self._at(), time.monotonic()
+        if self._leads:
+            self._look_for_all(now_s)
         if at != self._waiting_since[0]:
             # Silence counts within one wait only: while steps proceed, no rank is missing.
             self._waiting_since, self._warned = (at, now_s), 0
-            self._heard.clear()
+            self._forget_claim()
+            if not self._leads:
+                self._heard.clear()
             return
         waited_s = now_s - self._waiting_since[1]
-        if at[0] in _WAITING_PHASES and waited_s >= WATCH_AFTER_S:
-            self._look_for_silence(now_s)
+        waits = at[0] in _WAITING_PHASES and waited_s >= WATCH_AFTER_S
+        if waits and not self._leads and self._watches:
+            self._look_for_silence(self.beats(self._others[:1]), now_s)
         if at[0] in _WARNED_PHASES:
             self._warn(at, waited_s)
 
@@ -238,6 +277,8 @@ class Heartbeats:
         if due <= self._warned:
             return
         last, self._warned = due > 1, due
+        if not self.reads_all(f"{at[0]}/{at[1]}/{due}"):
+            return
         behind = {r: b for r, b in self.beats().items() if (b.phase, b.step) != at}
         if at[0] == "compute":
             behind = {r: b for r, b in behind.items() if b.phase == "left"}
@@ -247,11 +288,34 @@ class Heartbeats:
             names = _names(behind)
             logger.log(level, "step %d has waited %.0f s for %s%s", at[1], waited_s, names, over)
 
-    def _look_for_silence(self, now_s: float) -> None:
-        """Report a rank as lost if its heartbeat stopped while a step may wait for it."""
-        if self._silent_s is None or self._closing:
+    @property
+    def _watches(self) -> bool:
+        return self._silent_s is not None and not self._closing
+
+    def _look_for_all(self, now_s: float) -> None:
+        """On the leader, look for lost ranks if any rank waits, which the others cannot know."""
+        if not self._watches:
             return
-        for rank, beat in self.beats(self._others[: self._watched]).items():
+        beats = self.beats([self._channel.rank, *self._others])
+        waits = False
+        for rank, beat in beats.items():
+            before, since_s = self._places.get(rank, (None, now_s))
+            stays = before is not None and (before.phase, before.step) == (beat.phase, beat.step)
+            self._places[rank] = (beat, since_s if stays else now_s)
+            # A rank whose heartbeat has stopped does not wait.
+            alive = before is not None and before.count != beat.count
+            long = stays and now_s - since_s >= WATCH_AFTER_S
+            waits |= alive and long and beat.phase in _WAITING_PHASES
+        if waits:
+            beats.pop(self._channel.rank, None)
+            self._look_for_silence(beats, now_s)
+        else:
+            self._heard.clear()
+
+    def _look_for_silence(self, beats: dict[int, Beat], now_s: float) -> None:
+        """Report a rank as lost if its heartbeat stopped while a step may wait for it."""
+        assert self._silent_s is not None, "only ranks that watch look"
+        for rank, beat in beats.items():
             known, since_s = self._heard.get(rank, (None, now_s))
             self._heard[rank] = (beat, since_s if beat == known else now_s)
             silent_s = now_s - self._heard[rank][1]
@@ -262,7 +326,9 @@ class Heartbeats:
 
 
 def _names(beats: dict[int, Beat]) -> str:
-    return ", ".join(f"rank {r} ({b.where})" for r, b in sorted(beats.items()))
+    named = [f"rank {r} ({b.where})" for r, b in sorted(beats.items())[:_MOST_NAMES]]
+    more = len(beats) - len(named)
+    return ", ".join(named) + (f" and {more} more" if more else "")
 
 
 def diagnose(
@@ -272,8 +338,11 @@ def diagnose(
 
     A rank calls this when its own collective failed. It watches the other heartbeats for
     `MISSED_S`, or for `SILENT_S` if its own heartbeat is slow. It stops early once ``known``
-    returns true, when another rank has reported the loss.
+    returns true, when another rank has reported the loss. With many ranks, the first ones that call
+    this watch, and the others wait for their report.
     """
+    if not liveness.reads_all(f"failed/{step}"):
+        return _await_report(known)
     first, started_s = liveness.beats(), time.monotonic()
     now = first
     while (watched_s := time.monotonic() - started_s) < SILENT_S and not known():
@@ -284,7 +353,7 @@ def diagnose(
         own_beats = now[rank].count - first[rank].count
         if watched_s >= MISSED_S and own_beats >= 2 and (missed := _missed(first, now, rank)):
             return missed
-        time.sleep(min(_NAP_S * max(1.0, len(now) / _NAP_RANKS), BEAT_S))
+        time.sleep(_nap_s(len(now)))
         now = liveness.beats()
     if missed := _missed(first, now, rank):
         return missed
@@ -293,6 +362,17 @@ def diagnose(
         if other != rank and not waits and beat.step <= step:
             return other, beat.where if beat.phase == "left" else f"still in {beat.where}"
     return None
+
+
+def _await_report(known: Callable[[], bool]) -> None:
+    """Wait until a loss is known, for a little longer than the ranks that look for it."""
+    started_s = time.monotonic()
+    while not known() and time.monotonic() - started_s < SILENT_S + 2 * BEAT_S:
+        time.sleep(BEAT_S / 2)
+
+
+def _nap_s(ranks: int) -> float:
+    return min(_NAP_S * max(1.0, ranks / _NAP_RANKS), BEAT_S)
 
 
 def _missed(first: dict[int, Beat], now: dict[int, Beat], rank: int) -> tuple[int, str] | None:

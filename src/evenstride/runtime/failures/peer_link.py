@@ -11,7 +11,12 @@ from collections.abc import Callable
 
 from evenstride.core.fleet import Shares
 from evenstride.errors import EvenstrideError, WorkerLost
-from evenstride.runtime.coordination.control_plane import ControlPlane, Local, announce_loss
+from evenstride.runtime.coordination.control_plane import (
+    LOST,
+    ControlPlane,
+    Local,
+    announce_loss,
+)
 from evenstride.runtime.coordination.draw_barrier import DrawBarrier
 from evenstride.runtime.coordination.leader import Leader
 from evenstride.runtime.failures.heartbeat import (
@@ -71,6 +76,12 @@ class LossReport:
         self.text: str | None = None
 
     def known(self) -> bool:
+        return self.text is not None
+
+    def told(self) -> bool:
+        """Return whether a loss is known; ask the store, as the control thread may have ended."""
+        if self.text is None and self._channel.has([LOST]):
+            self.heard(*self._channel.read([LOST]))
         return self.text is not None
 
     def found(self, rank: int, how: str, exchange: int) -> None:
@@ -161,7 +172,7 @@ def look_for_the_lost(
     if report.known():
         return
     try:
-        lost = diagnose(liveness, rank, step, report.known)
+        lost = diagnose(liveness, rank, step, report.told)
     except RuntimeError:
         report.heard("the process group's store is gone, with the rank or launcher that hosts it")
         return
@@ -227,9 +238,9 @@ class PeerLink:
         if self._watch is not None:
             self._watch.explain_failure()
 
-    def beats(self) -> dict[int, Beat]:
-        """Return the latest heartbeat of every rank."""
-        return {} if self._watch is None else self._watch.beats()
+    def beats(self, ranks: list[int]) -> dict[int, Beat]:
+        """Return the latest heartbeats of some ranks."""
+        return {} if self._watch is None else self._watch.beats(ranks)
 
     def close(self, *, at_exit: bool) -> None:
         """Disconnect. If an error ends the program (``at_exit``), report it to the other ranks."""
@@ -263,8 +274,8 @@ class _LossWatch:
     def cpu_s(self) -> float:
         return self._liveness.cpu_s
 
-    def beats(self) -> dict[int, Beat]:
-        return self._liveness.beats()
+    def beats(self, ranks: list[int]) -> dict[int, Beat]:
+        return self._liveness.beats(ranks)
 
     def explain_failure(self) -> None:
         """Raise an error that names the rank whose loss broke this rank's collective."""

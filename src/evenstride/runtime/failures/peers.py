@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import socket
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -37,6 +38,29 @@ class Peer:
 
     def to_plain(self) -> dict[str, Any]:
         return asdict(self)
+
+
+def packed(peers: Sequence[Peer]) -> dict[str, Any]:
+    """Return all ranks' peers, in rank order, as JSON types, with each long text only once.
+
+    Every rank reads the peers of all, so a byte of one costs the number of ranks squared.
+    """
+    machines = {(peer.host, peer.place, peer.device): None for peer in peers}
+    number = {machine: k for k, machine in enumerate(machines)}
+    rows = [
+        (number[peer.host, peer.place, peer.device], peer.pid, peer.slot, round(peer.up_s))
+        for peer in peers
+    ]
+    return {"machines": list(machines), "rows": rows}
+
+
+def unpacked(plain: dict[str, Any]) -> tuple[Peer, ...]:
+    """Return the peers of `packed`, whose uptimes are whole seconds."""
+    return tuple(
+        Peer(rank, host, place, pid, device, slot, float(up_s))
+        for rank, (machine, pid, slot, up_s) in enumerate(plain["rows"])
+        for host, place, device in (plain["machines"][machine],)
+    )
 
 
 def myself(rank: int, device: torch.device | None = None) -> Peer:
@@ -78,11 +102,16 @@ def fingerprint(device: torch.device) -> str:
 
 
 def _place() -> str:
+    return _place_of(os.getpid())
+
+
+@lru_cache(1)  # compared with every peer's
+def _place_of(pid: int) -> str:
     boot = Path("/proc/sys/kernel/random/boot_id")
     try:
         return f"{boot.read_text().strip()} {Path('/proc/self/ns/pid').readlink()}"
     except OSError:  # not Linux, or no /proc: processes are then never compared
-        return f"unknown {socket.gethostname()} {os.getpid()}"
+        return f"unknown {socket.gethostname()} {pid}"
 
 
 def watch_exit(peer: Peer) -> int | None:

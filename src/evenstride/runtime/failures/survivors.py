@@ -24,7 +24,7 @@ from evenstride.errors import WorkerLost
 from evenstride.runtime.coordination.draw_barrier import DrawBarrier
 from evenstride.runtime.environment import USUAL_SILENT_S
 from evenstride.runtime.failures.heartbeat import is_of_collectives
-from evenstride.runtime.store.store_channel import Channel
+from evenstride.runtime.store.store_channel import Channel, nap_s
 
 # Intervals at which a waiting rank checks the awaited condition, and for lost workers.
 _NAP_S, _LOOK_S = 0.01, 0.25
@@ -109,7 +109,7 @@ class Survivors:
                     give_up_s = min(give_up_s, now_s + _GRACE_S) if lost else math.inf
                     if now_s >= give_up_s:
                         raise _without(lost, call)
-                time.sleep(_NAP_S)
+                time.sleep(nap_s(len(self._opening), _NAP_S))
 
     def summed(self, channel: Channel, topic: str, values: Tensor) -> Tensor:
         """Return the sums of all ranks' values, ``(n,)`` float64, the same on all; collective.
@@ -121,9 +121,16 @@ class Survivors:
         if lost := self.lost():
             raise _without(lost, "mean()")
         channel.show(f"{topic}/{channel.rank}", json.dumps(values.tolist()))
-        keys = [f"{topic}/{rank}" for rank in range(channel.world_size)]
-        texts = watched(channel, self, "mean()").meet(keys, channel.timeout)
-        return torch.tensor([json.loads(text) for text in texts], dtype=torch.float64).sum(0)
+        meeting = watched(channel, self, "mean()")
+        if channel.rank == 0:
+            keys = [f"{topic}/{rank}" for rank in range(channel.world_size)]
+            texts = meeting.meet(keys, channel.timeout)
+            sums = torch.tensor([json.loads(text) for text in texts], dtype=torch.float64).sum(0)
+            channel.show(f"{topic}/sums", json.dumps(sums.tolist()))
+            return sums
+        # Only rank 0 adds up. If every rank read all values, the cost would grow with W squared.
+        (text,) = meeting.meet([f"{topic}/sums"], channel.timeout)
+        return torch.tensor(json.loads(text), dtype=torch.float64)
 
     def blamed(self, error: BaseException) -> tuple[int, ...]:
         """Return the workers whose loss explains an error.
@@ -166,7 +173,7 @@ class WatchedChannel(Channel):
             if silent and waited_s >= self.tell_after.total_seconds():
                 silent = False
                 tell()
-            return not self.missing(keys) or waited_s >= timeout.total_seconds()
+            return self.all_there(keys) or waited_s >= timeout.total_seconds()
 
         self.survivors.until(over, self.call)
         if self.missing(keys):

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from evenstride.errors import RanksDisagree
-from evenstride.runtime.coordination.agreement import Plain, agree, named, require_equal
+from evenstride.runtime.coordination.agreement import Passed, Plain, agree, named, require_equal
 from evenstride.runtime.coordination.draw_barrier import DrawBarrier
 from evenstride.runtime.engines.process_groups import own_group
 from evenstride.runtime.failures.heartbeat import Beat
@@ -72,8 +72,8 @@ class Whereabouts:
 class RankCalls:
     """One rank's part in collective calls; a single process agrees with itself.
 
-    ``channel`` and ``group`` are ``None`` with one process. ``beats`` returns the latest heartbeat
-    of every rank. ``survivors`` is set in modes that continue without a lost rank.
+    ``channel`` and ``group`` are ``None`` with one process. ``beats`` returns the latest heartbeats
+    of some ranks. ``survivors`` is set in modes that continue without a lost rank.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class RankCalls:
         clock: RankClock,
         gate: DrawBarrier,
         progress: CommittedPosition,
-        beats: Callable[[], dict[int, Beat]],
+        beats: Callable[[list[int]], dict[int, Beat]],
         whereabouts: Whereabouts,
         survivors: Survivors | None,
     ) -> None:
@@ -103,7 +103,7 @@ class RankCalls:
         call: str,
         show: Callable[[], Plain],
         judge: Callable[[list[Plain]], Plain],
-        passed: Callable[[], dict[int, str]] | None = None,
+        passed: Passed | None = None,
     ) -> Plain:
         """Return the leader's verdict on what all ranks show; see `agreement.agree`."""
         # A rank that reaches this call has read the verdict of the previous one, so the leader may
@@ -141,12 +141,12 @@ class RankCalls:
         """Release the process group; see `Channel.close`."""
         self._group = self._channel = None
 
-    def _passed(self) -> dict[int, str]:
-        """Return the ranks that are in a later step than this one, and where they are."""
+    def _passed(self, ranks: list[int]) -> dict[int, str]:
+        """Return those of the ranks that are in a later step than this one, and where they are."""
         # The loss of a rank explains a wait better than a rank that is ahead.
         if self._gate.error is not None:
             raise self._gate.error
-        beats = self._beats().items()
+        beats = self._beats(ranks).items()
         return {rank: beat.where for rank, beat in beats if beat.steps > self._progress.step}
 
 

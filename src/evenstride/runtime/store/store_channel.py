@@ -37,6 +37,8 @@ FOREVER = timedelta(days=30)
 _LOOK_S = 0.5
 # It sleeps between polls of the store: a fraction of the time waited so far, within bounds.
 _NAP, _SHORTEST_NAP_S, _LONGEST_NAP_S = 0.02, 0.0002, 0.25
+# Polls per second of all ranks together; a store serves several times as many.
+_MOST_POLLS = 20_000
 
 
 @dataclass(slots=True, eq=False)
@@ -68,6 +70,10 @@ class Channel:
         """Wait for a key (control thread) and return its text."""
         return bytes(self.control.get(key)).decode()
 
+    def put_all(self, keys: list[str], texts: list[str]) -> None:
+        """Set several keys with one request, without waiting for others."""
+        self.prompt.multi_set(keys, texts)  # type: ignore[attr-defined]
+
     def take_all(self, keys: list[str]) -> list[str]:
         """Wait for all keys (control thread) and return their texts."""
         self.control.wait(keys, FOREVER)
@@ -78,8 +84,14 @@ class Channel:
         self.meeting.set(key, text)
 
     def missing(self, keys: list[str]) -> list[str]:
-        """Return those of the keys for `meet` that are missing."""
+        """Return those of the keys for `meet` that are missing; one request if none is."""
+        if self.all_there(keys):
+            return []
         return [key for key in keys if not self.meeting.check([key])]
+
+    def all_there(self, keys: list[str]) -> bool:
+        """Return whether all keys for `meet` exist, with one request."""
+        return bool(self.meeting.check(keys))
 
     def meet(
         self,
@@ -101,7 +113,8 @@ class Channel:
         if look is None:
             _wait(self.meeting, keys, timeout, self.tell_after, tell)
         else:
-            _poll(self.meeting, keys, timeout, self.tell_after, tell, look)
+            shortest_s = nap_s(self.world_size, _SHORTEST_NAP_S)
+            _poll(self.meeting, keys, timeout, self.tell_after, tell, look, shortest_s)
         return [bytes(value).decode() for value in self.meeting.multi_get(keys)]
 
     def forget(self, key: str) -> None:
@@ -120,9 +133,25 @@ class Channel:
         """Return for each key whether it exists."""
         return [self.prompt.check([key]) for key in keys]
 
+    def count(self, key: str) -> int:
+        """Return how many ranks have called this with the key, including this call."""
+        return int(self.prompt.add(key, 1))
+
+    def uncount(self, key: str) -> None:
+        """Delete a key of `count`."""
+        self.prompt.delete_key(key)
+
     def drop(self, key: str) -> None:
         """Delete a key (control thread)."""
         self.control.delete_key(key)
+
+
+def nap_s(world_size: int, few_s: float) -> float:
+    """Return the time between two polls of the store, in seconds: ``few_s`` with few ranks.
+
+    With many ranks, all of them together make at most ``_MOST_POLLS`` requests per second.
+    """
+    return max(few_s, world_size / _MOST_POLLS)
 
 
 def open_channel(group: dist.ProcessGroup) -> Channel:
@@ -187,6 +216,7 @@ def _poll(
     tell_after: timedelta,
     tell: Callable[[], object],
     look: Callable[[], object],
+    shortest_s: float,
 ) -> None:
     """Wait as `_wait`, and call ``look`` regularly.
 
@@ -203,7 +233,7 @@ def _poll(
         if waited_s >= looked_s + _LOOK_S:
             looked_s = waited_s
             look()
-        time.sleep(min(max(waited_s * _NAP, _SHORTEST_NAP_S), _LONGEST_NAP_S))
+        time.sleep(max(min(waited_s * _NAP, _LONGEST_NAP_S), shortest_s))
 
 
 def tell_of_wait(rank: int, call: str, others: str) -> None:
@@ -255,6 +285,9 @@ class LocalChannel:
 
     def put(self, key: str, text: str) -> None:
         self._texts[key] = text
+
+    def put_all(self, keys: list[str], texts: list[str]) -> None:
+        self._texts.update(zip(keys, texts, strict=True))
 
     def take(self, key: str) -> str:
         return self._texts[key]

@@ -14,7 +14,7 @@ import pytest
 from torch.distributed import HashStore, Store  # type: ignore[attr-defined]
 
 from evenstride.errors import RanksDisagree, WorkerLost
-from evenstride.runtime.coordination.agreement import Plain, agree
+from evenstride.runtime.coordination.agreement import Passed, Plain, agree
 from evenstride.runtime.store.store_channel import Channel, agreed_token
 from tests.messages import check_message, raises_message
 from tests.unit.runtime.quiet import channel
@@ -145,7 +145,7 @@ def test_a_leader_that_never_makes_a_stride_is_lost() -> None:
     assert len(said) == 1
 
 
-def passing(of: Channel, passed: Callable[[], dict[int, str]]) -> Plain:
+def passing(of: Channel, passed: Passed) -> Plain:
     """Agree on nothing, in a call that some ranks may have left out."""
     return agree(of, "call 1", dict, lambda _: {}, "mean()", passed)
 
@@ -155,24 +155,24 @@ def test_a_rank_that_is_past_a_call_without_having_made_it_is_named() -> None:
     shows(of, 2)()
 
     with raises_message(RanksDisagree, "rank 1", "step 3"):
-        passing(of, lambda: {1: "sync of step 3", 2: "sync of step 3"})
+        passing(of, lambda _: {1: "sync of step 3", 2: "sync of step 3"})
 
     follower = replace(of, rank=2)
     with raises_message(RanksDisagree, "rank 0", "mean()", "rank 1"):
-        passing(follower, dict)
+        passing(follower, lambda _: {})
 
 
 def test_other_ranks_wait_only_for_the_leader() -> None:
     of = hasty(2)
 
     with heard() as said, raises_message(RanksDisagree, "rank 0"):
-        passing(of, lambda: {0: "its program ended early", 1: "sync of step 3"})
+        passing(of, lambda _: {0: "its program ended early", 1: "sync of step 3"})
 
     assert len(said) == 1
 
 
 def test_a_wait_ends_when_the_run_cannot_go_on() -> None:
-    def lost() -> dict[int, str]:
+    def lost(_: list[int]) -> dict[int, str]:
         raise WorkerLost("rank 1 is gone: its process 7 on one ended")
 
     with raises_message(WorkerLost, "rank 1"):
@@ -183,7 +183,7 @@ def test_a_rank_that_comes_late_but_comes_is_waited_for() -> None:
     of = hasty(0)
 
     with heard(shows(of, 1, 2)) as said:
-        assert passing(of, dict) == {}
+        assert passing(of, lambda _: {}) == {}
 
     assert len(said) == 1
 

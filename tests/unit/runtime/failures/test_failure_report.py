@@ -63,9 +63,9 @@ def test_a_detected_loss_is_sent_to_all_control_threads() -> None:
 
     report.found(2, "its process 7 on one ended", 6)
 
-    for key in ("go/6/0", "go/6/1", "go/7/2", "reply/6/2", "reply/7/2", "verdict/6", "verdict/7"):
+    for key in ("ask/6", "go/6", "go/7", "reply/6/2", "reply/7/2", "verdict/6", "verdict/7"):
         assert message(shared, key) == {"lost": TEXT}
-    assert message(shared, "go/5/0") is None
+    assert message(shared, "go/5") is None
 
 
 def test_a_received_loss_is_not_announced_again() -> None:
@@ -75,7 +75,7 @@ def test_a_received_loss_is_not_announced_again() -> None:
 
     report.found(2, "its process 7 on one ended", 0)
 
-    assert message(shared, "go/0/0") is None
+    assert message(shared, "go/0") is None
 
 
 def test_in_asynchronous_modes_only_the_loss_of_some_ranks_is_fatal() -> None:
@@ -106,7 +106,7 @@ def test_announcing_survives_the_end_of_the_store() -> None:
 
     announce_loss(gone, 0, 2, TEXT)
 
-    assert message(shared, "go/0/0") is None
+    assert message(shared, "go/0") is None
 
 
 @pytest.fixture
