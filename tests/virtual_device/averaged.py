@@ -67,3 +67,23 @@ def times(rank: int, backward_ms: list[float], latency_ms: float, buckets: int) 
         begun_ms = virtual.cursor_ms()
         model(x).sum().backward()
     return [virtual.cursor_ms() - begun_ms, virtual.cursor_ms() - virtual.host_ms()]
+
+
+def autocast(rank: int, on_device: bool) -> tuple[list[str], list[float]]:
+    """Return types and gradients of a step in bfloat16 on the device, or over Gloo on the CPU.
+
+    The types are those of a linear layer's output, of a softmax of it, and of the gradients.
+    """
+    virtual.install()
+    kind, backend = (virtual.TYPE, virtual.BACKENDS) if on_device else ("cpu", "gloo")
+    module = net(torch.float32).to(kind)
+    model = DistributedDataParallel(module, process_group=dist.new_group(backend=backend))
+    generator = torch.Generator().manual_seed(rank)
+    x = torch.randn(6, 5, generator=generator).to(kind)
+    with torch.autocast(kind, dtype=torch.bfloat16):
+        y = model(x)
+        likely = y.softmax(0)
+        loss = y.float().square().mean()
+    loss.backward()
+    types = [str(one.dtype) for one in (y, likely, *(p.grad for p in module.parameters()))]
+    return types, flat(module)

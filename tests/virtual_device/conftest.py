@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from evenstride.testing import RankPool
+from tests.faults.ranks import end_zygote
 from tests.virtual_device.extension import BUILD_LIMIT_S, built, missing
 
 HERE = Path(__file__).parent
@@ -28,3 +29,13 @@ def virtual_ranks() -> Iterator[RankPool]:
     built()
     with RankPool() as pool:
         yield pool
+
+
+@pytest.fixture(scope="session")
+def virtual_scripts() -> Iterator[None]:
+    """For scripts that `tests.faults.ranks` starts, and that use the device; builds it if needed."""
+    if reason := missing():
+        pytest.skip(reason)
+    built()
+    yield
+    end_zygote()

@@ -112,9 +112,14 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     Clock::get().record(*static_cast<Event*>(*event), stream.device_index(), stream.id());
   }
   void block(void* event, const c10::Stream& stream) const override {
-    if (event != nullptr) {
-      const auto time_ns = static_cast<Event*>(event)->time_ns;
-      Clock::get().block(stream.device_index(), stream.id(), time_ns);
+    if (event == nullptr) {
+      return;
+    }
+    const auto& one = *static_cast<Event*>(event);
+    if (one.of_host) {
+      Clock::get().host_waits(one.time_ns);
+    } else {
+      Clock::get().block(stream.device_index(), stream.id(), one.time_ns);
     }
   }
   bool queryEvent(void* event) const override {
@@ -556,9 +561,10 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
     check_index(device);
     Clock::get().costs(device) = {op, element, launch, speed, depth};
   });
-  m.def("work", [](int device, double ns) {
-    Clock::get().launch(device, current_streams[device], ns);
-  });
+  m.def(
+      "work",
+      [](int device, double ns) { Clock::get().launch(device, current_streams[device], ns); },
+      pybind11::call_guard<pybind11::gil_scoped_release>()); // a full queue makes the host wait
   m.def("launches", [](int device) { return Clock::get().launches(device); });
   m.def("cursor", [](int device) { return Clock::get().cursor(device, current_streams[device]); });
   m.def("host", [] { return Clock::get().host(); });

@@ -24,6 +24,7 @@ from tests.virtual_device.extension import load
 TYPE = "virtual"
 DEVICE = torch.device("privateuseone", 0)  # known to torch by this name before `install`, too
 BACKENDS = "cpu:gloo,virtual:vccl"
+MIXED = "cpu:vccl,virtual:vccl"  # ranks on the CPU and on devices meet in one backend
 _NEVER = 2**62
 
 Place = torch.device | int | str | None
@@ -73,6 +74,7 @@ def install() -> None:
         load().set_limit(index, _NEVER)
         costs(device=index)
     link()
+    hang_if_lost(None)
 
 
 @cache
@@ -81,7 +83,7 @@ def _register() -> None:
     backend_registration.rename_privateuse1_backend(TYPE)
     torch._register_device_module(TYPE, _module())  # type: ignore[no-untyped-call]
     backend_registration.generate_methods_for_privateuse1_backend(for_storage=True)
-    dist.Backend.register_backend("vccl", _vccl, extended_api=True, devices=TYPE)
+    dist.Backend.register_backend("vccl", _vccl, extended_api=True, devices=["cpu", TYPE])
 
 
 def costs(
@@ -108,8 +110,14 @@ def costs(
 
 
 def work(ms: float, device: Place = None) -> None:
-    """Let the current stream work for ``ms`` milliseconds on a device of speed 1."""
-    load().work(_index(device), 1e6 * ms)
+    """Let the current stream work for ``ms`` milliseconds on a device of speed 1.
+
+    A rank that computes on the CPU passes that as the device: its host works.
+    """
+    if isinstance(device, torch.device) and device.type == "cpu":
+        host_works(ms)
+    else:
+        load().work(_index(device), 1e6 * ms)
 
 
 def worked(x: Tensor, forward_ms: float, backward_ms: float) -> Tensor:
@@ -151,6 +159,18 @@ def link(*, latency_us: float = 0.0, byte_ns: float = 0.0) -> None:
         byte_ns: further time for each byte that a rank puts in, in nanoseconds.
     """
     load().link(1e3 * latency_us, byte_ns)
+
+
+def hang_if_lost(after_s: float | None) -> None:
+    """Let collectives that a lost rank does not join never end, as those of NCCL.
+
+    The caller continues, and the process hangs in real time where its host needs a result.
+
+    Args:
+        after_s: Seconds of real time for which a collective waits for a rank. ``None`` waits for
+            ever, and a collective whose peer has ended raises an error.
+    """
+    load().hang_if_lost(0 if after_s is None else int(1e3 * after_s))
 
 
 def _vccl(opts: Any, backend_options: Any) -> Any:

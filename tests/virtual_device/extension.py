@@ -21,7 +21,7 @@ from tests.ending import run_to_end
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 NAME = "evenstride_virtual_device"
-_SOURCES = ("device.cpp", "group.cpp")
+_SOURCES = ("device.cpp", "group.cpp", "autocast.cpp")
 BUILD_LIMIT_S = 600
 # The extra `dev` installs `ninja` next to Python, in a folder that may not be in PATH.
 _PATH = os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", "")])

@@ -2,7 +2,8 @@
 //
 // A collective begins when the last rank's stream reaches it and the one before has ended, and ends
 // after a cost that depends on its bytes. Streams wait for that end; hosts do not, in virtual time.
-// In real time, the calling thread waits until all ranks have called.
+// In real time, the calling thread waits until all ranks have called, or for `patience_ms`: a
+// collective without a lost rank never ends, in virtual time, and its caller continues.
 
 #include "clock.h"
 #include "group.h"
@@ -73,7 +74,7 @@ struct Group final : c10d::Backend {
   Pending broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) override {
     return run(OpType::BROADCAST, tensors, tensors, [&] {
       Tensors one{dense(tensors.at(0))};
-      gloo_->broadcast(one, opts)->wait();
+      finish(gloo_->broadcast(one, opts));
     });
   }
   Pending allgather(
@@ -123,7 +124,7 @@ struct Group final : c10d::Backend {
     c10d::AllreduceOptions opts;
     opts.reduceOp = mean ? c10d::ReduceOp(c10d::ReduceOp::SUM) : op;
     Tensors one{dense(tensor)};
-    gloo_->allreduce(one, opts)->wait();
+    finish(gloo_->allreduce(one, opts));
     if (mean) {
       one[0].div_(getSize());
     }
@@ -135,7 +136,7 @@ struct Group final : c10d::Backend {
     for (auto& part : parts[0]) {
       part = at::empty_like(one[0]);
     }
-    gloo_->allgather(parts, one)->wait();
+    finish(gloo_->allgather(parts, one));
     for (int rank = 0; rank < getSize(); ++rank) {
       on_cpu(outputs[rank]).copy_(parts[0][rank].view(outputs[rank].sizes()));
     }
@@ -152,8 +153,12 @@ struct Group final : c10d::Backend {
     Tensors one{at::full({1}, mine_ns, at::kLong)};
     c10d::AllreduceOptions opts;
     opts.reduceOp = c10d::ReduceOp::MAX;
-    gloo_->allreduce(one, opts)->wait();
+    finish(gloo_->allreduce(one, opts));
     return one[0].item<int64_t>();
+  }
+
+  static void finish(const Pending& work) {
+    work->wait(std::chrono::milliseconds(Clock::get().patience_ms));
   }
 
   template <typename Move>
@@ -161,38 +166,72 @@ struct Group final : c10d::Backend {
     const at::AutoDispatchBelowADInplaceOrView below;
     auto& clock = Clock::get();
     const c10::impl::VirtualGuardImpl guard(c10::DeviceType::PrivateUse1);
-    const auto device = outputs.empty() ? guard.getDevice() : outputs[0].device();
+    // A rank whose tensors are on the CPU computes there: its host waits, as with Gloo.
+    const bool of_host = !outputs.empty() && outputs[0].is_cpu();
+    const auto device = of_host || outputs.empty() ? guard.getDevice() : outputs[0].device();
     const auto stream = guard.getStream(device);
-    // The part of the work that the host does: launching it.
-    clock.launch(device.index(), stream.id(), 0);
-    const auto begun_ns = std::max(ended_ns_, latest(clock.cursor(device.index(), stream.id())));
-    move();
+    if (!of_host) { // the part of the work that the host does: launching it
+      clock.launch(device.index(), stream.id(), 0);
+    }
     int64_t bytes = 0;
     for (const auto& input : inputs) {
       bytes += static_cast<int64_t>(input.nbytes());
     }
-    ended_ns_ = begun_ns + clock.link.cost_ns(bytes);
+    const auto reached_ns = of_host ? clock.host() : clock.cursor(device.index(), stream.id());
+    try {
+      if (!lost_) {
+        ended_ns_ = std::max(ended_ns_, latest(reached_ns)) + clock.link.cost_ns(bytes);
+        move();
+      }
+    } catch (const std::exception&) {
+      if (clock.patience_ms == 0) {
+        throw;
+      }
+      lose(outputs, inputs);
+    }
     ++sequence_;
     return c10::make_intrusive<Collective>(
-        getRank(), type, future(device, outputs, ended_ns_), ended_ns_);
+        getRank(), type, future(device, outputs, of_host), ended_ns_);
   }
 
-  // Returns a future that makes a stream wait until a virtual time.
+  // Lets this collective and all later ones of the group end never.
+  void lose(const Tensors& outputs, const Tensors& inputs) {
+    lost_ = true;
+    ended_ns_ = kNever;
+    // Gloo may still write into their memory.
+    held_ = outputs;
+    held_.insert(held_.end(), inputs.begin(), inputs.end());
+    // Its destructor would wait for the lost rank, and so would the end of the process.
+    gloo_.release();
+  }
+
+  // Returns a future that makes a stream or the host wait for the end of the latest collective.
   c10::intrusive_ptr<c10::ivalue::Future> future(
-      const c10::Device& device, const Tensors& outputs, int64_t end_ns) {
-    const c10::impl::VirtualGuardImpl guard(c10::DeviceType::PrivateUse1);
-    const auto stream = guard.getNewStream(device);
-    Clock::get().block(device.index(), stream.id(), end_ns);
-    const c10::StreamGuard on(stream);
+      const c10::Device& device, const Tensors& outputs, bool of_host) {
+    auto& clock = Clock::get();
+    const auto id = clock.new_stream(device.index(), of_host);
+    clock.block(device.index(), id, ended_ns_);
+    const c10::StreamGuard on(c10::Stream(c10::Stream::UNSAFE, device, id));
     auto future = c10::make_intrusive<c10::ivalue::Future>(
         c10::ListType::create(c10::TensorType::get()), std::vector<c10::Device>{device});
-    future->markCompleted(c10::IValue(outputs));
+    if (of_host && !anything_.defined()) {
+      anything_ = at::empty({1}, at::TensorOptions().device(device));
+    }
+    // Futures record events only for the devices of their storages, and never for the CPU.
+    auto storages = std::vector<c10::ivalue::Future::WeakStorage>{};
+    for (const auto& tensor : of_host ? Tensors{anything_} : outputs) {
+      storages.emplace_back(tensor.storage().getWeakStorageImpl());
+    }
+    future->markCompleted(c10::IValue(outputs), std::move(storages));
     return future;
   }
 
   c10::intrusive_ptr<c10d::Backend> gloo_;
   int64_t ended_ns_ = 0; // the end of the latest collective; alike on all ranks
   uint64_t sequence_ = 0;
+  bool lost_ = false; // a rank did not take part in a collective
+  Tensors held_;
+  at::Tensor anything_; // of the device, on a rank whose tensors are on the CPU
 };
 
 } // namespace
@@ -207,6 +246,7 @@ void bind_group(pybind11::module_& m) {
   m.def("link", [](double latency_ns, double byte_ns) {
     Clock::get().link = {latency_ns, byte_ns};
   });
+  m.def("hang_if_lost", [](int64_t after_ms) { Clock::get().patience_ms = after_ms; });
 }
 
 } // namespace virtual_device

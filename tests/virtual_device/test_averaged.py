@@ -18,6 +18,16 @@ def test_gradients_are_those_of_gloo(virtual_ranks: RankPool, world_size: int) -
         assert on_device == everywhere[0][1]
 
 
+def test_autocast_computes_in_bfloat16_and_averages_in_float32(virtual_ranks: RankPool) -> None:
+    on_device = virtual_ranks.run(averaged.autocast, 2, True)
+    on_cpu = virtual_ranks.run(averaged.autocast, 2, False)
+
+    for (types, gradients), (_, expected) in zip(on_device, on_cpu, strict=True):
+        assert types == ["torch.bfloat16", *["torch.float32"] * 5]
+        assert len(gradients) == 50
+        assert gradients == pytest.approx(expected, rel=1e-6, abs=1e-9)
+
+
 @pytest.mark.parametrize(
     ("backward_ms", "latency_ms", "buckets", "step_ms"),
     [
