@@ -26,11 +26,13 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from evenstride.errors import ConfigError
+from evenstride.runtime.engines.fsdp_source import NEWEST, moved
 from evenstride.runtime.engines.fsdp_stalls import StallMarks, unmarkable
 from evenstride.runtime.engines.watched_models import fsdp_parts, is_of_fsdp
 from evenstride.runtime.timing.device_timer import RankClock
@@ -58,6 +60,7 @@ def subtract_collectives(model: nn.Module, clock: RankClock) -> None:
                 _mark(group, clock)
             else:
                 stalls.watch(group)
+                stalls.watch_end(part._get_fsdp_state())
 
 
 def uncounted(model: nn.Module) -> str:
@@ -69,16 +72,18 @@ def uncounted(model: nn.Module) -> str:
 
 def why_uncounted(group: Any) -> str:
     """Return why waits of a parameter group cannot be separated from work; empty if they can."""
-    if group.device.type != "cpu":
-        if not unmarkable(group):
-            return ""
+    on_cpu = group.device.type == "cpu"
+    if on_cpu and not hasattr(group, "_reduce_scatter_comm"):
         return (
-            "FSDP2 of this release of torch differs from those in which evenstride can separate "
-            "waits from work on a device"
+            "FSDP2 before torch 2.9 does not let evenstride separate its waits from work on a CPU"
         )
-    if not hasattr(group, "_reduce_scatter_comm"):
-        return "FSDP2 before torch 2.8 does not let evenstride separate its waits from work"
-    return ""
+    changed = moved(collectives_only=True) if on_cpu else unmarkable(group)
+    if not changed:
+        return ""
+    return (
+        f"FSDP2 of torch {torch.__version__} differs from the releases in which evenstride can "
+        f"separate waits from work ({changed}); use a newer evenstride, or torch {NEWEST} or older"
+    )
 
 
 def _mark(group: Any, clock: RankClock) -> None:

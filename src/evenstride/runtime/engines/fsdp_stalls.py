@@ -1,19 +1,23 @@
 """Marks where FSDP2 makes the compute stream of a device wait for other ranks.
 
-The host waits in none of FSDP2's collectives on a device. The compute stream does, in these places
-(torch 2.13, ``_fsdp_param_group.py``):
+The host waits in none of FSDP2's collectives on a device. The compute stream does, in these methods
+of a parameter group (torch 2.6 to 2.15):
 
 - ``wait_for_unshard``, before forward and backward of a module, waits for its all-gather;
+- ``unshard``, when a program calls it by itself, may run the all-gather on the compute stream;
 - ``post_backward`` waits for an earlier reduce-scatter whose input buffer is to be used again;
-- ``_wait_for_post_backward`` waits for the group's earlier reduction in the same step;
-- the callback at the end of the backward pass waits for all reductions. This wait needs no marks of
-  its own: it is between the timer's marks ``gradients_ready`` and ``synchronised``.
+- ``_wait_for_post_backward`` waits for the group's earlier reduction in the same step.
 
-Each of the first three methods is replaced on the parameter group. The new one queues the same wait
-first, between two marks of the timer, and then calls the method. A stream that waits for an event
-twice does nothing the second time, so neither results nor the order of the collectives change. The
-time between the two marks is what the compute stream idled; communication that overlaps with work
-is not counted.
+The callback at the end of the backward pass waits for all reductions. This wait needs no marks of
+its own: it is between the timer's marks ``gradients_ready`` and ``synchronised``. But torch 2.15 can
+leave it to the program (``set_manual_backward_finalization``). Then the root's method is marked.
+
+Each method is replaced on its object. The new one queues the same wait first, between two marks of
+the timer, and then calls the method. A stream that waits for an event twice does nothing the second
+time, so neither results nor the order of the collectives change. The time between the two marks is
+what the compute stream idled; communication that overlaps with work is not counted.
+
+`evenstride.runtime.engines.fsdp_source` compares the installed torch with all this.
 
 A step has two marks for each wait, which take a few microseconds of host time each. In a model of
 many modules with short steps, that may exceed 0.3 % of the time. Then only every n-th step has
@@ -29,6 +33,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from evenstride.runtime.engines.fsdp_source import ENDS, MARKED, moved
 from evenstride.runtime.timing.device_timer import RankClock
 from evenstride.runtime.timing.step_timer import StepTimer
 
@@ -51,10 +56,19 @@ class StallMarks:
     def watch(self, group: Any) -> None:
         """Mark the waits of a parameter group, in place of earlier marks."""
         for name, waits in _WAITS.items():
-            method = getattr(group, name)
-            # FSDP calls these methods on the instance, so an attribute of it comes first.
-            inner = method.inner if isinstance(method, _MarkedMethod) else method
-            setattr(group, name, _MarkedMethod(inner, partial(waits, group), self))
+            self._replace(group, name, waits)
+
+    def watch_end(self, state: Any) -> None:
+        """Mark the waits of a root's state that end a backward pass by hand."""
+        self._replace(state, ENDS, _for_end)
+
+    def _replace(self, owner: Any, name: str, waits: Callable[..., list[_Wait] | None]) -> None:
+        if not hasattr(owner, name):
+            return  # only newer releases have it
+        method = getattr(owner, name)
+        # FSDP calls these methods on the instance, so an attribute of it comes first.
+        inner = method.inner if isinstance(method, _MarkedMethod) else method
+        setattr(owner, name, _MarkedMethod(inner, partial(waits, owner), self))
 
     def mark(self, waits: Sequence[_Wait]) -> None:
         """Queue waits between two marks, if the step in progress has marks."""
@@ -86,15 +100,15 @@ class StallMarks:
 
 
 class _MarkedMethod:
-    """A method of a parameter group, before which its waits are queued between marks."""
+    """A method of FSDP2, before which its waits are queued between marks."""
 
     def __init__(
-        self, inner: Callable[..., Any], waits: Callable[[], list[_Wait] | None], marks: StallMarks
+        self, inner: Callable[..., Any], waits: Callable[..., list[_Wait] | None], marks: StallMarks
     ) -> None:
         self.inner, self._waits, self._marks = inner, waits, marks
 
     def __call__(self, *args: Any, **options: Any) -> Any:
-        waits = self._waits()
+        waits = self._waits(*args, **options)
         if waits is None:
             self._marks.spoil()
         elif waits:
@@ -102,12 +116,23 @@ class _MarkedMethod:
         return self.inner(*args, **options)
 
 
-def unmarkable(group: Any) -> bool:
-    """Return whether this release of torch lacks what the marks rely on."""
-    return not all(hasattr(group, name) for name in (*_WAITS, *_READ))
+def unmarkable(group: Any) -> str:
+    """Return what this release of torch lacks or adds that the marks rely on; empty if nothing."""
+    lacks = next((name for name in (*MARKED, *_READ) if not hasattr(group, name)), "")
+    return f"no FSDPParamGroup.{lacks}" if lacks else moved()
 
 
-def _for_gather(group: Any) -> list[_Wait]:
+def _for_unshard(group: Any, async_op: bool = False) -> list[_Wait]:
+    if async_op or group._all_gather_result is not None or group.is_unsharded:
+        return []
+    streams = group.comm_ctx.get_all_gather_streams(async_op, group._training_state)
+    if group.device_handle.current_stream() not in streams:
+        return []
+    # The copy into the buffer is work, but small. A second call does nothing.
+    return [partial(type(group).unshard, group)]
+
+
+def _for_gather(group: Any, *_: Any) -> list[_Wait]:
     result = group._all_gather_result
     if result is None:
         return []
@@ -117,7 +142,7 @@ def _for_gather(group: Any) -> list[_Wait]:
     return waits
 
 
-def _for_buffer(group: Any) -> list[_Wait] | None:
+def _for_buffer(group: Any, *_: Any) -> list[_Wait] | None:
     """Return the waits before a reduce-scatter; ``None`` if not all of them are known."""
     if not group.reduce_grads:
         return []
@@ -133,29 +158,49 @@ def _for_buffer(group: Any) -> list[_Wait] | None:
     else:
         if group._param_group_index != group._num_param_groups - 1:
             return []
-        states, most = context.reduce_scatter_states, context.reduce_scatter_max_input_buffers
+        states = context.reduce_scatter_states
+        most = getattr(context, "reduce_scatter_max_input_buffers", 1)  # from torch 2.13 on
     used = [state.event for state in states if state is not None]
     return _events(group, used[: max(len(used) - most + 1, 0)])
 
 
-def _for_reduction(group: Any) -> list[_Wait]:
+def _for_reduction(group: Any, *_: Any) -> list[_Wait]:
     # Set by an earlier backward pass of the step; the end of the last one clears both.
     reduced = group._all_reduce_state
     return _events(group, [group._post_reduce_event, reduced and reduced.event])
 
 
-def _events(group: Any, events: Sequence[Any]) -> list[_Wait]:
+def _for_end(state: Any) -> list[_Wait]:
+    if not state._state_ctx.manual_backward_finalization_active:
+        return []  # in the backward pass
+    context = state._comm_ctx
+    reduced = [*context._last_post_reduce_events.values()]
+    used = [one.event for one in context.reduce_scatter_states]
+    groups = [group for one in state._state_ctx.all_states for group in one._fsdp_param_groups]
+    return [
+        *_events(context, reduced + used),
+        *(wait for one in groups for wait in _for_gather(one)),
+    ]
+
+
+def _unknown(*_: Any) -> None:
+    """Return no waits, so that the step is left out."""
+
+
+def _events(owner: Any, events: Sequence[Any]) -> list[_Wait]:
     known = [event for event in events if event is not None]
     if not known:
         return []
-    stream = group.device_handle.current_stream()
+    stream = owner.device_handle.current_stream()
     return [partial(stream.wait_event, event) for event in known]
 
 
-_WAITS: dict[str, Callable[[Any], list[_Wait] | None]] = {
+_WAITS: dict[str, Callable[..., list[_Wait] | None]] = {
+    "unshard": _for_unshard,
     "wait_for_unshard": _for_gather,
     "post_backward": _for_buffer,
     "_wait_for_post_backward": _for_reduction,
+    "_reset_iter_state": _unknown,  # after an error, from torch 2.13 on
 }
 _READ = (
     "_all_gather_result",

@@ -12,7 +12,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel, fully_shard
+from torch.distributed.fsdp._fully_shard import _fsdp_param_group
 from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
 from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -36,6 +37,13 @@ from tests.unit.runtime.timing.test_step_timer import Bench
 
 pytestmark = pytest.mark.filterwarnings("ignore:FSDP2-wrapped module|Full backward hook")
 
+replaces_collectives = pytest.mark.skipif(
+    not hasattr(FSDPModule, "set_custom_reduce_scatter"), reason="FSDP2 before torch 2.9"
+)
+regathers_on_cpu = pytest.mark.skipif(
+    not hasattr(torch.cpu.Stream, "record_event"),
+    reason="FSDP2 of torch 2.6 changes parameters on a CPU that the backward pass needs",
+)
 RANKS, GATHER_S, SCATTER_S, REDUCE_S, WORK_S = 4, 5.0, 3.0, 7.0, 10.0
 
 
@@ -226,38 +234,97 @@ class Waits:
             if stream is compute and not self._ended:
                 (self.marked if self._inside else self.unmarked).append(event)
 
-        patch.setattr(torch.cpu.Stream, "wait_event", wait_event)
-        patch.setattr(torch.cpu.Stream, "record_event", lambda _: torch.cpu.Event())
+        gather = _fsdp_param_group.foreach_all_gather
+
+        def gather_on(params: Any, group: Any, async_op: bool, *rest: Any) -> Any:
+            if not async_op and compute in rest[:2]:
+                (self.marked if self._inside else self.unmarked).append("gather")
+            return gather(params, group, async_op, *rest)
+
+        patch.setattr(_fsdp_param_group, "foreach_all_gather", gather_on)
+        # Streams of a CPU have neither method in torch 2.6.
+        patch.setattr(torch.cpu.Stream, "wait_event", wait_event, raising=False)
+        patch.setattr(torch.cpu.Stream, "record_event", lambda _: torch.cpu.Event(), raising=False)
         for name, inside in (("wait_began", True), ("wait_ended", False)):
             patch.setattr(timer, name, partial(setattr, self, "_inside", inside))
         end = FSDPState._root_post_backward_final_callback
 
         def ended(state: Any) -> None:
-            self._ended = True
+            # From torch 2.15 on, a program can wait by itself after the backward pass.
+            context: Any = state._state_ctx
+            self._ended = not getattr(context, "manual_backward_finalization_active", False)
             end(state)
 
         patch.setattr(FSDPState, "_root_post_backward_final_callback", ended)
 
 
-@pytest.mark.skipif(not hasattr(torch.cpu.Stream, "record_event"), reason="torch 2.6")
-@pytest.mark.parametrize("mesh", [(4,), (2, 2)])
-def test_on_a_device_every_wait_is_queued_between_marks_first(
-    monkeypatch: pytest.MonkeyPatch, mesh: tuple[int, ...]
-) -> None:
-    rank = Rank(monkeypatch, *mesh)
-    marks = StallMarks(RankClock(rank.bench.timer))
-    for part in fsdp_parts(rank.model):
+def _watched(bench: Bench, *mesh: int) -> Any:
+    """Return a sharded model whose waits are marked as on a device."""
+    model, marks = _sharded(*mesh), StallMarks(RankClock(bench.timer))
+    for part in fsdp_parts(model):
+        marks.watch_end(part._get_fsdp_state())
         for group in parameter_groups(part):
             assert not unmarkable(group)
             marks.watch(group)
-    waits = Waits(monkeypatch, rank.bench.timer)
+    return model
 
-    rank.bench.fetch(0)
-    rank.model(torch.ones(3, 4, requires_grad=True)).sum().backward()
 
-    # Three groups gather in forward, two again in backward, and two wait for a buffer.
-    assert len(waits.marked) == 7
+@pytest.mark.parametrize("mesh", [(4,), (2, 2)])
+@pytest.mark.parametrize(
+    ("kept", "count"), [pytest.param(False, 7, marks=regathers_on_cpu), (True, 5)]
+)
+def test_on_a_device_every_wait_is_queued_between_marks_first(
+    monkeypatch: pytest.MonkeyPatch, mesh: tuple[int, ...], kept: bool, count: int
+) -> None:
+    bench = Bench()
+    model, waits = _watched(bench, *mesh), Waits(monkeypatch, bench.timer)
+    if kept:
+        model.set_reshard_after_forward(False)
+
+    bench.fetch(0)
+    model(torch.ones(3, 4, requires_grad=True)).sum().backward()
+
+    # Three groups gather in forward, two perhaps again in backward, and two wait for a buffer.
+    assert len(waits.marked) == count
     assert waits.unmarked == waits.marked, "torch repeats what is marked, and has no other wait"
+
+
+def test_on_a_device_an_all_gather_by_hand_is_between_marks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bench = Bench()
+    model, waits = _watched(bench, 4), Waits(monkeypatch, bench.timer)
+
+    bench.fetch(0)
+    model[0].unshard()
+
+    assert waits.marked[0] == "gather"
+    assert waits.unmarked == waits.marked[1:], "only its end is waited for again"
+    assert len(waits.unmarked) == 1
+
+
+@pytest.mark.skipif(
+    not hasattr(FSDPModule, "set_manual_backward_finalization"), reason="torch before 2.15"
+)
+@pytest.mark.parametrize("async_op", [False, True])
+def test_on_a_device_a_backward_pass_that_is_ended_by_hand_has_marks(
+    monkeypatch: pytest.MonkeyPatch, async_op: bool
+) -> None:
+    bench = Bench()
+    model, waits = _watched(bench, 2, 2), Waits(monkeypatch, bench.timer)
+    model.set_manual_backward_finalization(True)
+
+    bench.fetch(0)
+    model(torch.ones(3, 4, requires_grad=True)).sum().backward()
+    before = len(waits.marked)
+    handle = model.finalize_backward(async_op=async_op)
+    if async_op:
+        assert len(waits.marked) == before
+        handle.wait()
+
+    assert before == 7
+    assert len(waits.marked) == before + 2, "the last reduction, and the buffer of its scatter"
+    assert waits.unmarked == waits.marked
 
 
 def test_a_model_without_fsdp_has_nothing_to_count() -> None:

@@ -21,17 +21,26 @@ class Group:
     def __init__(self) -> None:
         self.log: list[str] = []
         self.reduce_grads, self.modules = True, [object()]
-        self.device_handle = SimpleNamespace(
-            current_stream=lambda: SimpleNamespace(wait_event=self.log.append)
-        )
+        self.stream = SimpleNamespace(wait_event=self.log.append)
+        self.device_handle = SimpleNamespace(current_stream=lambda: self.stream)
         self.comm_ctx: Any = SimpleNamespace(
             reduce_scatter_states=[], reduce_scatter_max_input_buffers=1
         )
+        self.is_unsharded = False
         self._training_state = SimpleNamespace(name="PRE_BACKWARD")
         self._param_group_index, self._num_param_groups = 0, 1
         self._all_gather_result: Any = None
         self._post_reduce_event: Any = None
         self._all_reduce_state: Any = None
+
+    def unshard(self, async_op: bool = False) -> None:
+        """Gather the parameters, unless that is done or under way."""
+        if self._all_gather_result is None:
+            self.log.append("gather")
+            self._all_gather_result = SimpleNamespace(all_gather_event=None, all_gather_work=None)
+
+    def _reset_iter_state(self) -> None:
+        self.log.append("reset")
 
     def wait_for_unshard(self) -> None:
         """Wait for the all-gather."""
@@ -128,13 +137,80 @@ def test_a_buffer_is_waited_for_if_all_are_in_use(
     assert run.group.log == log
 
 
-def test_older_releases_have_one_buffer() -> None:
+def test_before_torch_2_13_all_buffers_are_waited_for() -> None:
+    run = Run(comm_ctx=SimpleNamespace(reduce_scatter_states=[_state("a"), _state("b")]))
+
+    run.group.post_backward()
+
+    assert run.group.log == ["a", "b", "backward"]
+
+
+def test_before_torch_2_12_there_is_one_buffer() -> None:
     run = Run(comm_ctx=SimpleNamespace(reduce_scatter_state=_state("only")))
     run.group.post_backward()
     run.group.comm_ctx = SimpleNamespace(reduce_scatter_state=None)
     run.group.post_backward()
 
     assert run.group.log == ["only", "backward", "backward"]
+
+
+@pytest.mark.parametrize(
+    ("async_op", "on_compute", "state", "marks"),
+    [
+        (False, True, {}, 2),
+        (False, False, {}, 0),  # on a stream of its own, for which wait_for_unshard waits
+        (True, True, {}, 0),
+        (False, True, {"is_unsharded": True}, 0),
+        (False, True, {"_all_gather_result": _state(None)}, 0),
+    ],
+)
+def test_an_all_gather_on_the_compute_stream_is_a_wait(
+    async_op: bool, on_compute: bool, state: dict[str, Any], marks: int
+) -> None:
+    run = Run(**state)
+    stream = run.group.stream if on_compute else SimpleNamespace()
+    vars(run.group.comm_ctx)["get_all_gather_streams"] = lambda *_: (stream, stream)
+    before = run.device.out
+
+    run.group.unshard(async_op)
+
+    assert run.group.log == ([] if "_all_gather_result" in state else ["gather"])
+    assert run.device.out - before == marks
+
+
+@pytest.mark.parametrize(("by_hand", "log"), [(True, ["a", "b", "c", "end"]), (None, ["end"])])
+def test_the_end_of_a_backward_pass_is_marked_if_the_program_ends_it(
+    by_hand: bool | None, log: list[str]
+) -> None:
+    run = Run(_all_gather_result=SimpleNamespace(all_gather_event="c", all_gather_work=None))
+    whole = SimpleNamespace(_fsdp_param_groups=[run.group])
+    state = SimpleNamespace(
+        _comm_ctx=SimpleNamespace(
+            device_handle=run.group.device_handle,
+            _last_post_reduce_events={"stream": "a"},
+            reduce_scatter_states=[_state("b"), _state(None)],
+        ),
+        _state_ctx=SimpleNamespace(manual_backward_finalization_active=by_hand, all_states=[whole]),
+        _end_backward_iteration=lambda: run.group.log.append("end"),
+    )
+    run.marks.watch_end(state)
+    before = run.device.out
+
+    state._end_backward_iteration()
+
+    assert run.group.log == log
+    assert run.device.out - before == (2 if by_hand else 0)
+
+
+def test_after_an_error_the_step_is_not_modelled() -> None:
+    run = Run()
+    vars(run.group)["_reset_iter_state"]()
+    for number in range(3):
+        run.step(number)
+    run.timer.settle()
+
+    assert run.group.log[0] == "reset"
+    assert [record.modelled for record in run.records] == [False, True]
 
 
 @pytest.mark.parametrize(
@@ -189,4 +265,4 @@ def test_a_group_without_what_the_marks_read_is_left_alone() -> None:
     for name in ("_all_gather_result", "_all_reduce_state", "comm_ctx"):
         group = Group()
         delattr(group, name)
-        assert unmarkable(group)
+        assert unmarkable(group) == f"no FSDPParamGroup.{name}"
