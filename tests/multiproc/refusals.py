@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -21,6 +23,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 import evenstride
 from tests.multiproc.training import net, rows
+
+CPU = torch.device("cpu")
+USUAL_BACKENDS = "cpu:gloo,cuda:nccl"
 
 
 class Endless(torch.utils.data.Dataset[Any]):
@@ -126,29 +131,78 @@ def watched(rank: int, name: str) -> tuple[str, str]:
     return answer
 
 
-def divided(rank: int, name: str) -> tuple[str, str]:
-    """Watch a model on two by two ranks that is divided along a second dimension."""
-    del rank
+def divided(rank: int, names: list[str]) -> dict[str, tuple[str, str]]:
+    """Train models on two by two ranks that are divided along a second dimension."""
+    answers = {}
+    for name in names:
+        answers[name] = _divided(rank, name)
+        gc.collect()  # no mesh and no pipeline is left for the next one
+    return answers
+
+
+def _divided(rank: int, name: str) -> tuple[str, str]:
     names = ("replicate", "shard") if name == "HSDP" else ("dp", name.partition(" ")[0])
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=names)
-    model: Any = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 4))
-    own: dist.ProcessGroup | None = mesh["dp"].get_group() if "dp" in names else None
-    if name in ("tp", "tp fsdp", "tp ddp"):
+    model: Any = nn.Sequential(nn.Linear(5, 8), nn.Linear(8, 4))
+    own = mesh["dp"].get_group() if "dp" in names else None
+    shard = mesh["shard"].get_group() if name == "HSDP" else None
+    if name in ("tp", "tp fsdp", "tp ddp", "tp over all"):
         plan = {"0": ColwiseParallel(), "1": RowwiseParallel()}
         parallelize_module(model, mesh["tp"], plan)
     if name in ("tp fsdp", "cp slice"):
         model = fully_shard(model, mesh=mesh["dp"])
-    elif name == "cp flat":
-        model, own = fully_shard(model, mesh=mesh["dp", "cp"]._flatten("dp_cp")), None
-    elif name == "HSDP":
-        model = fully_shard(model, mesh=mesh)
+    elif name in ("cp flat", "HSDP"):
+        mesh = mesh if name == "HSDP" else mesh["dp", "cp"]._flatten("dp_cp")
+        model, own = fully_shard(model, mesh=mesh), None
     elif name in ("tp ddp", "cp ddp"):
         model = DistributedDataParallel(model, device_mesh=mesh["dp"])
-    shard = mesh["shard"].get_group() if name == "HSDP" else None
+    elif name in ("tp over all", "pp parts"):
+        own = None
+        if name == "pp parts":
+            model = DistributedDataParallel(model[rank % 2], process_group=mesh["dp"].get_group())
+    elif name != "tp":
+        model, own = _undivided(rank, name, model, own)
     stride = evenstride.Stride(global_batch=8, process_group=own, shard_group=shard)
-    answer = raised(lambda: stride.watch(model))
+    stages: list[Any] = []
+
+    def train() -> None:
+        if name == "pp stage":
+            stages.append(_stage(model, rank, mesh["pp"].get_group()))
+        stride.watch(model)
+        if name == "pp later":
+            stages.append(_stage(model, rank, mesh["pp"].get_group()))
+        for _, x, _ in stride.loader(rows(16, torch.float32)):
+            whole = torch.ones(len(x), 16, 5)
+            with _inside(mesh["cp"], whole) if name == "cp context" else contextlib.nullcontext():
+                stride.scale(model(whole).square().mean()).backward()  # type: ignore[no-untyped-call]
+            model.zero_grad()
+
+    answer = raised(train)
     stride.close()
     return answer
+
+
+def _stage(model: nn.Module, rank: int, group: dist.ProcessGroup) -> Any:
+    from torch.distributed.pipelining import PipelineStage  # takes seconds
+
+    return PipelineStage(model, rank % 2, 2, CPU, group=group)
+
+
+def _inside(mesh: Any, whole: torch.Tensor) -> Any:
+    from torch.distributed.tensor.experimental import context_parallel
+
+    return context_parallel(mesh, buffers=[whole], buffer_seq_dims=[1])
+
+
+def _undivided(rank: int, name: str, model: Any, own: Any) -> tuple[Any, Any]:
+    """Return a model over all ranks whose parameters have no mesh, or over ``own``."""
+    if name == "ep ignored":
+        ignore = DistributedDataParallel._set_params_and_buffers_to_ignore_for_model
+        ignore(model, ["1.weight", "1.bias"])
+    if name == "ep of one rank" and rank == 1:
+        model[1].weight.allreduce = False
+    group = own if name in ("cp alone", "pp stage") else None
+    return DistributedDataParallel(model, process_group=group), group
 
 
 def warnings_of_the_rest(rank: int, policy: str | None) -> list[str]:
@@ -167,15 +221,22 @@ def warnings_of_the_rest(rank: int, policy: str | None) -> list[str]:
     return [text for text in records if "of 4 ranks" in text]
 
 
-def on_a_gpu_host(rank: int, chosen: list[bool]) -> tuple[str, str]:
-    """Make a `Stride` on ranks that have a GPU, some of which use it, over the usual backends."""
+def on_a_gpu_host(
+    rank: int, chosen: list[bool], found: list[bool] | None = None, backends: str = USUAL_BACKENDS
+) -> tuple[str, str]:
+    """Make a `Stride` on ranks of which some use their GPU, or have one.
+
+    Without ``backends``, each rank has the backend that torch chooses for its device.
+    """
+    has = found is None or found[rank]
+    config = backends or ("cuda:nccl" if has else "cpu:gloo")
     strides: list[evenstride.Stride] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch.cuda, "is_available", lambda: True)
+        patch.setattr(torch.cuda, "is_available", lambda: has)
         patch.setattr(torch.cuda, "is_initialized", lambda: chosen[rank])
         patch.setattr(torch.cuda, "current_device", lambda: 0)
         patch.setattr(torch.cuda, "device_count", lambda: 1)
-        patch.setattr(dist, "get_backend_config", lambda _: "cpu:gloo,cuda:nccl")
+        patch.setattr(dist, "get_backend_config", lambda _: config)
         patch.setattr("evenstride.runtime.failures.peers.fingerprint", lambda *_: "a GPU")
         answer = raised(lambda: strides.append(evenstride.Stride(global_batch=8)))
     for stride in strides:

@@ -9,6 +9,7 @@ import pytest
 from evenstride.testing import RankPool
 from tests.messages import check_message
 from tests.multiproc.refusals import (
+    USUAL_BACKENDS,
     divided,
     loaders,
     loops,
@@ -156,29 +157,34 @@ def test_a_device_that_one_rank_cannot_time_is_refused_on_every_rank(ranks: Rank
         assert "meta device" in text
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "tp",
-        "tp fsdp",
-        "tp ddp",
-        "cp slice",
-        "cp flat",
-        "cp ddp",
-    ],
-)
-@needs_shards_on_cpu
-def test_a_model_whose_samples_are_divided_over_ranks_is_refused(
-    ranks: RankPool, name: str
-) -> None:
-    for kind, reported in ranks.run(divided, 4, name):
-        assert kind == "ConfigError"
-        check_message(reported)
+DIVIDED = {
+    "tp": "tensor parallelism",
+    "tp over all": "tensor parallelism",
+    "tp fsdp": "tensor parallelism",
+    "tp ddp": "tensor parallelism",
+    "cp slice": "context parallelism",
+    "cp flat": "context parallelism",
+    "cp ddp": "context parallelism",
+    "cp alone": "context parallelism",
+    "cp context": "scale() was called inside context_parallel()",
+    "ep ignored": "expert parallelism",
+    "ep of one rank": "expert parallelism",
+    "pp stage": "pipeline parallelism",
+    "pp later": "pipeline parallelism",
+    "pp parts": "pipeline parallelism",
+}
 
 
 @needs_shards_on_cpu
-def test_hsdp_divides_nothing_but_data(ranks: RankPool) -> None:
-    assert ranks.run(divided, 4, "HSDP") == [("", "")] * 4
+def test_a_model_whose_samples_are_divided_over_ranks_is_refused_alike(ranks: RankPool) -> None:
+    everywhere = ranks.run(divided, 4, [*DIVIDED, "HSDP"], timeout_s=180.0)
+
+    assert all(answers == everywhere[0] for answers in everywhere)
+    for name, fact in DIVIDED.items():
+        kind, text = everywhere[0][name]
+        assert kind == ("RanksDisagree" if name == "pp parts" else "ConfigError")
+        check_message(text, fact)
+    assert everywhere[0]["HSDP"] == ("", ""), "which divides nothing but data"
 
 
 @pytest.mark.parametrize(("policy", "warnings"), [(None, 1), ("uniform", 0)])
@@ -199,3 +205,13 @@ def test_a_cpu_rank_on_a_gpu_host_is_refused_on_every_rank_before_the_engine_han
 
     for alike in (True, False):
         assert ranks.run(on_a_gpu_host, 2, [alike, alike]) == [("", "")] * 2
+
+
+@pytest.mark.parametrize("backends", ["", USUAL_BACKENDS])
+def test_a_rank_without_a_gpu_is_refused_with_the_backend_of_each_rank(
+    ranks: RankPool, backends: str
+) -> None:
+    answers = ranks.run(on_a_gpu_host, 2, [True, False], [True, False], backends)
+
+    assert answers[0] == answers[1]
+    check_message(answers[0][1], "rank 0 (cuda) waits in nccl", "rank 1 (cpu) waits in gloo")

@@ -22,7 +22,7 @@ from tests.inside import session
 from tests.multiproc.loops import KeptSteps
 from tests.multiproc.training import rows
 from tests.virtual_device import device_module as virtual
-from tests.virtual_device.timed import STEPS, WARM, start
+from tests.virtual_device.timed import STEPS, WARM, start, untraced
 
 BLOCKS, WIDTH = 4, 8
 LATENCY_MS = 1.0
@@ -70,6 +70,9 @@ def sharded(how: str, times: tuple[float, float], mesh: DeviceMesh, each: bool =
     again = "checkpointed" in how
     torch.manual_seed(3)
     blocks = [Block(WIDTH if place else 5, one, again, each) for place in range(BLOCKS)]
+    if how == "compiled blocks":
+        for block in blocks:
+            block.compile(backend="aot_eager")
     model = LossModel(blocks).to(virtual.DEVICE)
     options: dict[str, Any] = {"mesh": mesh, "reshard_after_forward": how != "kept gathered"}
     if how == "mixed precision":
@@ -91,14 +94,14 @@ def sharded(how: str, times: tuple[float, float], mesh: DeviceMesh, each: bool =
     return root
 
 
-def islands(rank: int) -> DeviceMesh:
-    """Return a mesh of four ranks, of which two and two share one copy of the parameters."""
+def islands(rank: int, names: tuple[str, str] = ("copy", "shard")) -> DeviceMesh:
+    """Return a mesh of two by two ranks, such as two that share one copy of the parameters."""
     ranks = torch.arange(4).view(2, 2)
     mine: list[Any] = []
     for lines in (ranks.T, ranks):
         groups = [dist.new_group(line, backend=virtual.BACKENDS) for line in lines.tolist()]
         mine += [one for one, line in zip(groups, lines, strict=True) if rank in line]
-    return DeviceMesh.from_group(mine, virtual.TYPE, ranks, mesh_dim_names=("copy", "shard"))
+    return DeviceMesh.from_group(mine, virtual.TYPE, ranks, mesh_dim_names=names)
 
 
 def timed(
@@ -111,6 +114,8 @@ def timed(
     with ExitStack() as stack:
         if not marked:
             stack.enter_context(patch.object(fsdp_stalls.StallMarks, "watch", lambda *_: None))
+        if how == "compiled blocks":
+            stack.enter_context(untraced())
         group = start(rank)
         virtual.link(latency_us=1000.0 * LATENCY_MS)
         mesh = islands(rank) if how == "HSDP" else DeviceMesh.from_group(group, virtual.TYPE)

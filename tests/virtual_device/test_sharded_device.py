@@ -18,6 +18,7 @@ HOWS = (
     "prefetched",
     "gathered ahead",
     "micro-batches",
+    "compiled blocks",
 )
 
 

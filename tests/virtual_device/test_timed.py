@@ -28,6 +28,8 @@ HOWS = (
     "a gradient scaler",
     "compiled inside DDP",
     "compiled around DDP",
+    "compiled blocks inside DDP",
+    "blocks compiled after DDP",
 )
 
 
@@ -63,7 +65,7 @@ def test_a_fault_of_the_timing_is_seen(virtual_ranks: RankPool, fault: Fault) ->
     ("how", "facts"),
     [
         ("no times", ["'virtual'", "at the same time"]),
-        ("mixed", ["cpu ranks on gloo and virtual ranks on vccl", "never ends"]),
+        ("mixed", ["rank 0 (cpu) waits in gloo and rank 1 (virtual) waits in vccl"]),
     ],
 )
 def test_a_device_that_cannot_be_used_is_refused(

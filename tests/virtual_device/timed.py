@@ -67,7 +67,7 @@ def timed(
 
     The rank works for its ``forward_ms`` and ``backward_ms`` in each step.
     """
-    with broken(fault), _untraced() if "compiled" in how else nullcontext():
+    with broken(fault), untraced() if "compiled" in how else nullcontext():
         group = start(rank, queue_depth=8 if how == "a short queue" else 1024)
         stride = evenstride.Stride(
             global_batch=8,
@@ -78,6 +78,9 @@ def timed(
         parts = 2 if how == "micro-batches" else 1
         times = forward_ms[rank] / parts, backward_ms[rank] / parts
         net: Any = Net(how, *times).to(virtual.DEVICE)
+        if how == "compiled blocks inside DDP":
+            compiled = [torch.compile(layer, backend="aot_eager") for layer in net.layers]
+            net.layers = nn.ModuleList(compiled)  # type: ignore[arg-type]
         model: Any = DistributedDataParallel(
             torch.compile(net, backend="aot_eager") if how == "compiled inside DDP" else net,
             process_group=group,
@@ -86,6 +89,9 @@ def timed(
             gradient_as_bucket_view=how == "gradient_as_bucket_view",
             bucket_cap_mb=1e-5 if how == "a bucket for each layer" else 25.0,
         )
+        if how == "blocks compiled after DDP":
+            for layer in net.layers:
+                layer.compile(backend="aot_eager")
         if how == "compiled around DDP":
             model = torch.compile(model, backend="aot_eager")
         stride.watch(model)
@@ -125,7 +131,7 @@ def _train(
 
 
 @contextmanager
-def _untraced() -> Any:
+def untraced() -> Any:
     """Let torch.compile leave the known work alone, which is no operator."""
     plain = torch.compiler.disable(virtual.worked)  # type: ignore[no-untyped-call]
     with patch.object(virtual, "worked", plain):

@@ -266,6 +266,15 @@ def bare(name: str, world_size: int) -> ConfigError:
     )
 
 
+def not_averaged(parameter: str, world_size: int) -> ConfigError:
+    return ConfigError(
+        f"watch() got a model whose parameter {parameter} no engine averages over the {world_size} "
+        "ranks, because DistributedDataParallel or FSDP2 ignores it or does not contain it. Put "
+        "all trainable parameters into the wrapper. Experts that each rank has for itself (expert "
+        f"parallelism) are not supported. {_BY_HAND}"
+    )
+
+
 def no_engine(world_size: int) -> ConfigError:
     return ConfigError(
         f"the first step has run on {world_size} ranks, and nothing averages their gradients: "

@@ -139,7 +139,8 @@ def take_place(world_size: int, plan: BenchBudget) -> Iterator[BenchRank]:
         if nccl_serves([identity for _, identity in shown]):
             group = dist.new_group(backend="nccl", timeout=timeout)
         assert group is not None, "the default group exists once torch.distributed is initialised"
-        check_backends([one.kind for one in devices], dist.get_backend_config(group))
+        configs = [dist.get_backend_config(group)] * len(devices)
+        check_backends([one.kind for one in devices], configs)
         yield BenchRank(dist.get_rank(), device, devices, group, dist.get_backend(group))
     finally:
         if ours:

@@ -236,7 +236,7 @@ def _wheel() -> str:
 def backend_warning(kinds: list[str]) -> str:
     """Return why torch's default backends do not suit these ranks; empty if they do."""
     try:
-        check_backends(kinds, "cpu:gloo,cuda:nccl")
+        check_backends(kinds, ["cpu:gloo,cuda:nccl"] * len(kinds))
     except ConfigError as error:
         return str(error)
     return ""

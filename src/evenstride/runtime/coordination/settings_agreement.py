@@ -13,6 +13,7 @@ from evenstride.core.policies.static import Static
 from evenstride.core.policy import Policy
 from evenstride.runtime.coordination.agreement import Plain, require_equal
 from evenstride.runtime.engines.device_support import (
+    assumed_kind,
     check_backends,
     check_chosen,
     has_chosen_cuda,
@@ -28,7 +29,8 @@ _OF_EACH_RANK = (
     "max_share",
     "quantum",
     "resources",
-    "cuda",
+    "kind",
+    "backends",
     "uses_gpu",
     "peer",
     "island",
@@ -44,6 +46,7 @@ def show_settings(
     """Return the settings that a rank shows, as JSON types; raise if a setting is invalid."""
     chosen = has_chosen_cuda(group)  # before the next lines use the GPU
     device = likely_device(group)
+    backends = "" if group is None else dist.get_backend_config(group)
     check(settings)
     return {
         "evenstride": __version__,
@@ -62,7 +65,8 @@ def show_settings(
         "max_share": settings.max_share,
         "quantum": settings.quantum,
         "resources": _resources(settings.decides, device),
-        "cuda": torch.cuda.is_available(),
+        "kind": assumed_kind(backends),
+        "backends": backends,
         "peer": myself(rank, device).to_plain(),
         "uses_gpu": chosen,
         "island": show_island(shard_group, group),
@@ -94,6 +98,7 @@ def compare(shown: list[Plain], group: dist.ProcessGroup | None) -> None:
         return
     # Before the engine is created, in which such ranks hang. A rank that has an accelerator is
     # assumed to use it.
-    config = dist.get_backend_config(group)
-    check_backends(["cuda" if mine["cuda"] else "cpu" for mine in shown], config)
-    check_chosen([mine["uses_gpu"] if mine["cuda"] else None for mine in shown], config)
+    kinds = [mine["kind"] for mine in shown]
+    check_backends(kinds, [mine["backends"] for mine in shown])
+    uses = [mine["uses_gpu"] if mine["kind"] == "cuda" else None for mine in shown]
+    check_chosen(uses, dist.get_backend_config(group))

@@ -23,6 +23,7 @@ import torch
 import torch.distributed as dist
 
 from evenstride.errors import ConfigError
+from evenstride.runtime.coordination.agreement import listed
 from evenstride.runtime.timing.device_timer import untimed
 
 Capability = tuple[int, int]
@@ -93,6 +94,11 @@ _INTEGRATED: dict[Capability, frozenset[Capability]] = {
     (11, 0): frozenset({(10, 1), (11, 0)}),  # 10.1 was renamed
 }
 _OLDEST_FOR_TRITON, _OLDEST_WITH_BF16 = (7, 0), (8, 0)
+_NO_XLA = (
+    "PyTorch/XLA compiles a step as one graph, again for each batch size, and its devices have no "
+    "events by which evenstride could time a step; use DistributedDataParallel or fully_shard on "
+    "CPU, CUDA or ROCm"
+)
 _ENTRY = re.compile(r"(sm|compute)_(\d+)(\d)([af]?)")
 
 
@@ -198,6 +204,8 @@ def check_kind(device: torch.device) -> None:
             "watch() got a model whose parameters are on the meta device, so its device is "
             "unknown; call watch() after to_empty() and the initialisation of the weights"
         )
+    if device.type == "xla":
+        raise ConfigError(f"watch() got a model on {device.type!r}: {_NO_XLA}")
     if why := untimed(device):
         raise ConfigError(
             f"watch() got a model on {device.type!r}, but evenstride cannot time steps there: "
@@ -205,28 +213,37 @@ def check_kind(device: torch.device) -> None:
         )
 
 
-def check_backends(kinds: Sequence[str], backend_config: str) -> None:
+def check_backends(kinds: Sequence[str], backend_configs: Sequence[str]) -> None:
     """Refuse a process group in which ranks would wait for each other in different backends.
 
-    ``backend_config`` is the result of ``torch.distributed.get_backend_config(group)``:
-    ``cpu:gloo,cuda:nccl``, or one name for all device types that it serves.
+    Both are in rank order. A config is what ``torch.distributed.get_backend_config(group)`` returns
+    on the rank: ``cpu:gloo,cuda:nccl``, or one name for all device types that it serves. It differs
+    between ranks if torch chose the backend by the rank's device.
     """
-    served = _served(backend_config)
-    for rank, kind in enumerate(kinds):
+    for rank, (kind, config) in enumerate(zip(kinds, backend_configs, strict=True)):
+        served = _served(config)
+        if "xla" in served.values():
+            raise ConfigError(f"the process group has the backend {config!r}: {_NO_XLA}")
         if kind not in served:
             raise ConfigError(
                 f"rank {rank} computes on {kind}, but the process group's backend "
-                f"{backend_config!r} serves {' and '.join(served) or 'no device'} only; call "
+                f"{config!r} serves {' and '.join(served) or 'no device'} only; call "
                 'init_process_group("gloo"), which serves both, or give that rank another device'
             )
     # Ranks on different backends hang at the first collective.
-    met = {kind: served[kind] for kind in dict.fromkeys(kinds)}
-    if len(set(met.values())) > 1:
-        ways = " and ".join(f"{kind} ranks on {backend}" for kind, backend in met.items())
+    met: dict[tuple[str, str], list[int]] = {}
+    for rank, (kind, config) in enumerate(zip(kinds, backend_configs, strict=True)):
+        met.setdefault((backend_of(kind, config), kind), []).append(rank)
+    if len({backend for backend, _ in met}) > 1:
+        ways = " and ".join(
+            f"rank {listed(ranks)} ({kind}) waits in {backend}"
+            for (backend, kind), ranks in met.items()
+        )
+        shown = ", ".join(map(repr, dict.fromkeys(backend_configs)))
         raise ConfigError(
-            f"with the process group's backend {backend_config!r}, {ways} wait for each other, "
-            'which never ends; call init_process_group("gloo"), so that all ranks use gloo, or '
-            "use one type of device"
+            f"with the process group's backend {shown}, {ways}, so they wait for each other for "
+            'ever; call init_process_group("gloo") on every rank, so that all wait in gloo, or use '
+            "one type of device"
         )
 
 
@@ -241,6 +258,18 @@ def check_chosen(chosen: Sequence[bool | None], backend_config: str) -> None:
             "call torch.cuda.set_device(local_rank) before Stride(). If some compute on the CPU, "
             'call init_process_group("gloo")'
         )
+
+
+def assumed_kind(backend_config: str) -> str:
+    """Return the type of device that this rank is assumed to compute on, before it has a model."""
+    if torch.cuda.is_available():
+        return "cuda"
+    found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    # Many machines have some accelerator that no process group serves.
+    if found is None or not backend_of(found.type, backend_config):
+        return "cpu"
+    in_use = getattr(torch.get_device_module(found), "is_initialized", bool)()
+    return found.type if in_use else "cpu"
 
 
 def has_chosen_cuda(group: dist.ProcessGroup | None) -> bool:

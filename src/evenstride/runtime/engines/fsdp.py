@@ -13,16 +13,11 @@ waits as waiting time. With Gloo on CPU (torch 2.13) the host blocks in these ca
 
 On a device the host blocks in none of these. There the compute stream waits, and `StallMarks` marks
 its waits.
-
-Models are refused whose work on one sample is divided over several ranks (tensor, context, expert
-and pipeline parallelism). Such ranks need the same samples, but each rank of a `Stride` has samples
-of its own, in numbers that change.
 """
 
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -32,14 +27,12 @@ from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from evenstride.errors import ConfigError
+from evenstride.runtime.engines.divided_models import check_divided
 from evenstride.runtime.engines.fsdp_source import NEWEST, moved
 from evenstride.runtime.engines.fsdp_stalls import StallMarks, unmarkable
 from evenstride.runtime.engines.watched_models import fsdp_parts, is_of_fsdp
 from evenstride.runtime.timing.device_timer import RankClock
 
-logger = logging.getLogger("evenstride")
-
-_PARTS = ("tp", "sp", "cp", "ep", "pp")  # usual names: tensor, sequence, context, ...
 _AllReduceHook = Callable[[Tensor], None]
 
 
@@ -237,9 +230,10 @@ def island_of(model: nn.Module) -> tuple[int, ...]:
 def check_engine(model: nn.Module, device_kinds: Sequence[str]) -> None:
     """Refuse an engine whose gradient cannot be made exact, or that cannot run on these ranks.
 
-    These are FSDP1, `DataParallel`, DeepSpeed, FSDP2 over devices of different kinds, and work on
-    one sample divided over ranks. Also refused is a model that averages over other ranks, or not at
-    all. ``device_kinds`` are those of every rank that trains together, in rank order.
+    These are FSDP1, `DataParallel`, the engines of DeepSpeed and Megatron, FSDP2 over devices of
+    different kinds, and work on one sample divided over ranks. Also refused is a model that
+    averages over other ranks, or not at all. ``device_kinds`` are those of every rank that trains
+    together, in rank order.
     """
     for part in model.modules():
         _refuse_kind(part)
@@ -253,7 +247,7 @@ def check_engine(model: nn.Module, device_kinds: Sequence[str]) -> None:
         )
     groups = [group for part in parts for group in parameter_groups(part)]
     engines = [part for part in model.modules() if isinstance(part, DistributedDataParallel)]
-    check_meshes(model, groups, engines)
+    check_divided(model, groups, engines, [_members(group) for group in groups])
     # The loss is weighted by the number of ranks of the Stride.
     for name, ranks in _averaged(model, parts):
         if ranks != len(device_kinds):
@@ -267,7 +261,14 @@ def check_engine(model: nn.Module, device_kinds: Sequence[str]) -> None:
 
 def _refuse_kind(part: nn.Module) -> None:
     name = type(part).__name__
-    if any(kind.__module__.partition(".")[0] == "deepspeed" for kind in type(part).__mro__):
+    libraries = {kind.__module__.partition(".")[0] for kind in type(part).__mro__}
+    if "megatron" in libraries and hasattr(part, "finish_grad_sync"):
+        raise ConfigError(
+            f"watch() got Megatron's {name}, whose schedule averages gradients after the backward "
+            "pass, where evenstride cannot time it; use torch's DistributedDataParallel, or "
+            "fully_shard (FSDP2)"
+        )
+    if "deepspeed" in libraries:
         raise ConfigError(
             f"watch() got DeepSpeed's {name}, which scales and reduces gradients by its own "
             "rules; use DistributedDataParallel, or fully_shard (FSDP2) instead of ZeRO"
@@ -297,11 +298,17 @@ def _averaged(model: nn.Module, parts: list[Any]) -> Iterator[tuple[str, float]]
             yield "DistributedDataParallel", part.process_group.size()
     for part in parts:
         for group in parameter_groups(part):
-            info, ranks = group.mesh_info, 1
-            for kind in ("shard_process_group", "replicate_process_group"):
-                ranks *= getattr(info, kind).size() if hasattr(info, kind) else 1
-            factor = getattr(group, "gradient_divide_factor", None)
+            ranks, factor = _members(group), getattr(group, "gradient_divide_factor", None)
+            yield "fully_shard model", ranks
             yield "fully_shard model", ranks if factor is None else factor
+
+
+def _members(group: Any) -> int:
+    """Return the number of ranks whose gradients a parameter group adds up."""
+    info, ranks = group.mesh_info, 1
+    for kind in ("shard_process_group", "replicate_process_group"):
+        ranks *= getattr(info, kind).size() if hasattr(info, kind) else 1
+    return ranks
 
 
 def parameter_groups(part: Any) -> list[Any]:
@@ -310,79 +317,3 @@ def parameter_groups(part: Any) -> list[Any]:
     if hasattr(state, "_fsdp_param_groups"):
         return list(state._fsdp_param_groups)
     return [group for group in [state._fsdp_param_group] if group is not None]  # before torch 2.12
-
-
-def check_meshes(model: nn.Module, groups: Sequence[Any], engines: Sequence[Any]) -> None:
-    """Refuse a model that is divided along another dimension than its data."""
-    sharded = [one for group in groups for one in group.fsdp_params]
-    ours = {id(one.sharded_param) for one in sharded}
-    divided = {id(one.sharded_param) for one in sharded if one.is_dtensor}  # before FSDP2
-    for name, parameter in model.named_parameters():
-        alone = id(parameter) not in ours and hasattr(parameter, "placements")
-        if alone or id(parameter) in divided:
-            mesh = getattr(parameter, "device_mesh")  # noqa: B009
-            raise _refused(f"parameter {name} is a DTensor on {_shown(mesh)}")
-    for mesh in _meshes(groups, engines):
-        dims = _others(mesh)
-        if dims:
-            root = _root(mesh)
-            raise _refused(
-                f"its device mesh {_shown(root)} has {', '.join(dims)} in addition to the "
-                "dimensions that gradients are averaged over"
-            )
-
-
-def tell_of_the_rest(ranks: int, of: int) -> None:
-    """Warn that a `Stride` changes the shares of only some ranks of the job."""
-    if ranks < of:
-        logger.warning(
-            "this Stride changes the shares of %d of %d ranks. That is right if the others train "
-            "something else. If they compute parts of the same samples (tensor, context or "
-            'pipeline parallelism), their batches would differ from these: set policy="uniform"',
-            ranks,
-            of,
-        )
-
-
-def _refused(what: str) -> ConfigError:
-    return ConfigError(
-        f"watch() got a model that divides the work on one sample over several ranks: {what}. "
-        "Tensor, context, expert and pipeline parallelism need the same samples on these ranks, "
-        "but evenstride gives each rank samples of its own; use DistributedDataParallel, "
-        "fully_shard or HSDP alone"
-    )
-
-
-def _meshes(groups: Sequence[Any], engines: Sequence[Any]) -> Iterator[Any]:
-    for group in groups:
-        yield group.mesh_info.mesh
-    for engine in engines:
-        mesh = getattr(engine, "device_mesh", None)
-        if mesh is not None:
-            yield mesh
-
-
-def _others(mesh: Any) -> list[str]:
-    """Return the dimensions of the whole mesh that do not divide the data, as text."""
-    root = _root(mesh)
-    names, mine = root.mesh_dim_names or (), mesh.mesh_dim_names or ()
-    sizes = {name: root.size(place) for place, name in enumerate(names)}
-    if mesh.size() < root.size():
-        found = [name for name in names if name not in mine]
-    else:  # maybe a flattened mesh, which only a name can show
-        found = [name for name in names if name in _PARTS and name not in mine]
-    return [f"{name}={sizes[name]}" for name in found if sizes[name] > 1]
-
-
-def _root(mesh: Any) -> Any:
-    if hasattr(mesh, "_get_root_mesh"):
-        return mesh._get_root_mesh()
-    from torch.distributed import device_mesh  # before torch 2.9
-
-    resources: Any = device_mesh._mesh_resources
-    return resources.get_root_mesh(mesh)
-
-
-def _shown(mesh: Any) -> str:
-    names = mesh.mesh_dim_names or tuple(str(place) for place in range(mesh.ndim))
-    return "(" + ", ".join(f"{name}={mesh.size(at)}" for at, name in enumerate(names)) + ")"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from itertools import chain
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from evenstride.errors import ConfigError
 from evenstride.runtime.coordination.agreement import Plain, require_equal
@@ -24,11 +25,25 @@ from evenstride.runtime.engines.device_support import (
     read_device,
     require,
 )
+from evenstride.runtime.engines.divided_models import of_pipeline, pipelined
 from evenstride.runtime.engines.fsdp import check_engine, parameter_groups, uncounted
-from evenstride.runtime.engines.watched_models import engine_of, fsdp_parts, is_sharded
+from evenstride.runtime.engines.watched_models import (
+    engine_of,
+    engines_in,
+    fsdp_parts,
+    is_of_fsdp,
+    is_sharded,
+)
 from evenstride.runtime.usage_errors import check_whole
 
 logger = logging.getLogger("evenstride")
+
+_REMEDIES = {
+    "weights": (
+        "give every rank a model with the same parameters. Where ranks have different parts of a "
+        "model (tensor, expert or pipeline parallelism), evenstride cannot train it"
+    )
+}
 
 Agree = Callable[[Callable[[], Plain], Callable[[list[Plain]], Plain]], Plain]
 
@@ -48,6 +63,8 @@ def meet(
     """
 
     def show() -> Plain:
+        if of_pipeline(model):
+            raise pipelined(model)
         if not isinstance(model, nn.Module):
             raise ConfigError(
                 f"watch() got a {type(model).__name__}; it takes the model that is trained, a "
@@ -61,17 +78,18 @@ def meet(
         return {
             "asked": {**asked, "weights": _outline(model)},
             "device": asdict(read_device(device)),
+            "backends": "" if group is None else dist.get_backend_config(group),
             "bf16": any(p.dtype is torch.bfloat16 for p in model.parameters()),
             "compiled": _by_inductor(model),
             "not_measured": why_not_measured(model, group, connections),
         }
 
     def judge(shown: list[Plain]) -> Plain:
-        require_equal([mine["asked"] for mine in shown], "watch()")
+        require_equal([mine["asked"] for mine in shown], "watch()", _REMEDIES)
         devices = [_device(mine["device"]) for mine in shown]
         kinds = tuple(device.kind for device in devices)
         if group is not None and len(kinds) > 1:
-            check_backends(kinds, dist.get_backend_config(group))
+            check_backends(kinds, [mine["backends"] for mine in shown])
         dtype = torch.bfloat16 if any(mine["bf16"] for mine in shown) else torch.float32
         compiled = any(mine["compiled"] for mine in shown)
         for sentence in require(devices, dtype=dtype, compiled=compiled):
@@ -95,6 +113,34 @@ def why_not_measured(
             "ranks, so these waits count as work; unset the variable to measure steps"
         )
     return uncounted(model)
+
+
+def not_averaged(model: nn.Module) -> str:
+    """Return the name of a trainable parameter that no engine in a model averages, if any.
+
+    An engine that is neither DDP nor FSDP2 is taken to average all its parameters.
+    """
+    averaged: set[int] = set()
+    for engine in engines_in(model):
+        averaged.update(map(id, _averaged_by(engine)))
+    return next(
+        (n for n, p in model.named_parameters() if p.requires_grad and id(p) not in averaged), ""
+    )
+
+
+def _averaged_by(engine: Any) -> Iterator[Any]:
+    if isinstance(engine, DistributedDataParallel):
+        ignored = engine.parameters_to_ignore
+        yield from (p for name, p in engine.module.named_parameters() if name not in ignored)
+        yield from getattr(engine, "_delay_all_reduce_params", ())
+    elif is_of_fsdp(engine, "FSDPModule"):
+        for group in parameter_groups(engine):
+            for one in group.fsdp_params:
+                # Which of the two the module has depends on whether it is gathered.
+                yield one.sharded_param
+                yield getattr(one, "_unsharded_param", None)
+    else:
+        yield from engine.parameters()
 
 
 def _outline(model: nn.Module) -> str:

@@ -98,9 +98,15 @@ def averages(model: nn.Module) -> bool:
     DDP and FSDP2 do, also deep inside other libraries' and ``torch.compile``'s wrappers, and in a
     plain attribute of a wrapper. Any module with a ``no_sync`` method does, too.
     """
+    return any(True for _ in engines_in(model))
+
+
+def engines_in(model: nn.Module) -> Iterator[nn.Module]:
+    """Yield what averages gradients in a model or is held by it; see `averages`."""
     parts = list(model.modules())
+    yield from filter(_is_engine, parts)
     held = (inner for part in parts for one in _held(part) for inner in one.modules())
-    return any(map(_is_engine, parts)) or any(map(_is_engine, held))
+    yield from filter(_is_engine, held)
 
 
 def _is_engine(part: object) -> bool:

@@ -101,7 +101,7 @@ class BackwardHooks:
         # Callbacks run in queue order, after the whole graph. Ours runs before the engine waits
         # for other ranks; a callback queued from inside ours runs after that wait.
         if not self._queued and self._batch.draw is not None:
-            if _in_compiled_autograd():
+            if in_compiled_autograd():
                 raise usage_errors.compiled_backward()
             self._queued = True
             self._batch.happened(StepEvent.BACKWARD_BEGINS)
@@ -138,7 +138,8 @@ class BackwardHooks:
                 usage_errors.tell_of_changed_gradients(draw.step)
 
 
-def _in_compiled_autograd() -> bool:
+def in_compiled_autograd() -> bool:
+    """Return whether a backward pass that begins now would be compiled."""
     # By name, because the import is slow and hardly any script needs it.
     compiled = sys.modules.get("torch._dynamo.compiled_autograd")
     return bool(getattr(compiled, "in_compiled_autograd_region", False)) or bool(

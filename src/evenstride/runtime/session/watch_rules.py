@@ -13,7 +13,8 @@ from evenstride.errors import ConfigError
 from evenstride.runtime import usage_errors
 from evenstride.runtime.coordination.agreement import Plain
 from evenstride.runtime.coordination.leader import Leader, verdict_to_plain
-from evenstride.runtime.engines.fsdp import tell_of_the_rest
+from evenstride.runtime.engines.divided_models import check_other_dims, tell_of_the_rest
+from evenstride.runtime.engines.model_agreement import not_averaged
 from evenstride.runtime.engines.replica_groups import Islands, check_island
 from evenstride.runtime.engines.watched_models import averages
 from evenstride.runtime.engines.weight_drift import USUAL_STEPS
@@ -48,6 +49,10 @@ class WatchRules:
         """Raise a `ConfigError` unless this rank can train the model."""
         mode = self._settings.mode
         check_island(model, group, self._islands)
+        if group is not None and not is_fixed(self._settings.decides):
+            ranks = dist.get_process_group_ranks(group)
+            if len(ranks) < dist.get_world_size():
+                check_other_dims(ranks)
         if self._noise is not None:
             check_model(self._noise.every, model)
         if self.sync is not None:
@@ -96,6 +101,8 @@ class WatchRules:
 def _require_engine(model: nn.Module, world_size: int) -> None:
     if not averages(model) and any(p.requires_grad for p in model.parameters()):
         raise usage_errors.bare(type(model).__name__, world_size)
+    if name := not_averaged(model):
+        raise usage_errors.not_averaged(name, world_size)
 
 
 def _refuse_hook(compress: str | None, mode: SyncMode) -> None:

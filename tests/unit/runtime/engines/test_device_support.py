@@ -16,6 +16,7 @@ from evenstride.runtime.engines.device_support import (
     WHEELS,
     RankDevice,
     carried,
+    assumed_kind,
     check_backends,
     check_chosen,
     check_kind,
@@ -223,13 +224,13 @@ def test_compiling_is_refused_where_something_is_missing(
     ],
 )
 def test_ranks_that_meet_on_one_backend_are_let_through(kinds: list[str], config: str) -> None:
-    check_backends(kinds, config)
+    check_backends(kinds, [config] * len(kinds))
 
 
 @pytest.mark.parametrize("kinds", [["cpu", "cuda"], ["cuda", "cuda", "cpu"]], ids=str)
 def test_a_mapping_that_splits_the_ranks_is_refused(kinds: list[str]) -> None:
     with raises_message(ConfigError, "init_process_group"):
-        check_backends(kinds, "cpu:gloo,cuda:nccl")
+        check_backends(kinds, ["cpu:gloo,cuda:nccl"] * len(kinds))
 
 
 @pytest.mark.parametrize(
@@ -247,9 +248,62 @@ def test_a_kind_without_a_backend_is_refused(
     kinds: list[str], config: str, expected: tuple[str, ...]
 ) -> None:
     with raises_message(ConfigError, *expected) as refused:
-        check_backends(kinds, config)
+        check_backends(kinds, [config] * len(kinds))
 
     assert 'call init_process_group("gloo")' in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "configs", "facts"),
+    [
+        # What torch chooses on each rank if the script names no backend.
+        (
+            ["cuda", "cpu"],
+            ["cuda:nccl", "cpu:gloo"],
+            ("rank 0 (cuda) waits in nccl and rank 1 (cpu) waits in gloo", "'cuda:nccl', 'cpu:"),
+        ),
+        (["cpu", "xpu", "cpu"], ["cpu:gloo,xpu:xccl"] * 3, ("rank 0, 2 (cpu)", "rank 1 (xpu)")),
+    ],
+)
+def test_ranks_in_different_backends_are_named_with_the_backend_that_serves_all(
+    kinds: list[str], configs: list[str], facts: tuple[str, ...]
+) -> None:
+    with raises_message(ConfigError, *facts, 'call init_process_group("gloo") on every rank'):
+        check_backends(kinds, configs)
+
+
+@pytest.mark.parametrize("config", ["xla", "xla:xla"])
+def test_a_process_group_of_xla_is_refused_by_name(config: str) -> None:
+    with raises_message(ConfigError, "PyTorch/XLA", "DistributedDataParallel"):
+        check_backends(["cpu"] * 2, [config] * 2)
+
+
+@pytest.mark.parametrize(
+    ("cuda", "found", "in_use", "config", "kind"),
+    [
+        (True, None, False, "gloo", "cuda"),
+        (False, None, False, "cpu:gloo", "cpu"),
+        (False, "xpu", True, "cpu:gloo,xpu:xccl", "xpu"),
+        (False, "xpu", False, "cpu:gloo,xpu:xccl", "cpu"),
+        (False, "mps", True, "gloo", "cpu"),
+    ],
+)
+def test_a_rank_is_assumed_to_use_the_accelerator_that_its_group_serves(
+    monkeypatch: pytest.MonkeyPatch,
+    cuda: bool,
+    found: str | None,
+    in_use: bool,
+    config: str,
+    kind: str,
+) -> None:
+    device = found and torch.device(found)
+    module = SimpleNamespace(is_initialized=lambda: in_use)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: found is not None)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: device)
+    monkeypatch.setattr(torch, "get_device_module", lambda _: module)
+
+    assert assumed_kind(config) == kind
 
 
 def test_the_processor_here_is_read() -> None:

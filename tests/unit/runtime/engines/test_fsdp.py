@@ -398,6 +398,12 @@ def _deepspeed() -> nn.Module:
     return engine
 
 
+def _megatron() -> nn.Module:
+    parts = {"__module__": "megatron.core.distributed", "finish_grad_sync": lambda _: None}
+    engine: nn.Module = type("DistributedDataParallel", (nn.Linear,), parts)(1, 1)
+    return engine
+
+
 def _fsdp1() -> nn.Module:
     engine: nn.Module = FullyShardedDataParallel.__new__(FullyShardedDataParallel)
     nn.Module.__init__(engine)
@@ -421,6 +427,7 @@ def _half_of_the_ranks() -> nn.Module:
         (_fsdp1, ["cpu"], ("FSDP1", "FSDP2", "fully_shard")),
         (lambda: nn.DataParallel(nn.Linear(1, 1)), ["cpu"], ("nn.DataParallel",)),
         (_deepspeed, ["cpu"], ("DeepSpeed", "DistributedDataParallel")),
+        (_megatron, ["cpu"], ("Megatron's DistributedDataParallel", "fully_shard")),
         (lambda: nn.Sequential(_fsdp1()), ["cpu"], ("FSDP1",)),
         (lambda: _sharded(4), ["cpu", "cpu", "cuda", "cpu"], ()),
         (lambda: _sharded(4), ["cpu"] * 2, ("4 ranks", "process_group")),
