@@ -171,6 +171,7 @@ def on_a_gpu_host(rank: int, chosen: list[bool]) -> tuple[str, str]:
     """Make a `Stride` on ranks that have a GPU, some of which use it, over the usual backends."""
     strides: list[evenstride.Stride] = []
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
         patch.setattr(torch.cuda, "is_available", lambda: True)
         patch.setattr(torch.cuda, "is_initialized", lambda: chosen[rank])
         patch.setattr(torch.cuda, "current_device", lambda: 0)

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from evenstride._version import __version__
+from evenstride.core.policies import spec_of
 from evenstride.core.policies.dynamic_batching import DynamicBatching
 from evenstride.core.policies.static import Static
 from evenstride.core.policy import Policy
+from evenstride.errors import ConfigError
 from evenstride.runtime.coordination.agreement import Plain, require_equal
 from evenstride.runtime.engines.device_support import (
+    accelerator,
     check_backends,
     check_chosen,
-    has_chosen_cuda,
+    has_chosen,
     likely_device,
 )
 from evenstride.runtime.engines.replica_groups import show_island
@@ -28,8 +32,8 @@ _OF_EACH_RANK = (
     "max_share",
     "quantum",
     "resources",
-    "cuda",
-    "uses_gpu",
+    "accelerator",
+    "uses_it",
     "peer",
     "island",
 )
@@ -42,7 +46,8 @@ def show_settings(
     shard_group: dist.ProcessGroup | None,
 ) -> Plain:
     """Return the settings that a rank shows, as JSON types; raise if a setting is invalid."""
-    chosen = has_chosen_cuda(group)  # before the next lines use the GPU
+    kind = accelerator(group)
+    chosen = bool(kind) and has_chosen(kind, group)  # before the next lines use it
     device = likely_device(group)
     check(settings)
     return {
@@ -62,11 +67,36 @@ def show_settings(
         "max_share": settings.max_share,
         "quantum": settings.quantum,
         "resources": _resources(settings.decides, device),
-        "cuda": torch.cuda.is_available(),
+        "accelerator": kind,
         "peer": myself(rank, device).to_plain(),
-        "uses_gpu": chosen,
+        "uses_it": chosen,
         "island": show_island(shard_group, group),
     }
+
+
+def check_declared(policy: Policy[Any], assumed: Sequence[str], kinds: Sequence[str]) -> None:
+    """Refuse FLOP/s that ``Stride()`` measured on another type of device than the models are on.
+
+    Both types are those of every rank: the one that ``Stride()`` assumed, and the model's.
+    """
+    if not _declares_flops(policy) or len(kinds) < 2:
+        return
+    for rank, (declared, kind) in enumerate(zip(assumed, kinds, strict=True)):
+        if declared != kind:
+            chosen = declared if kind == "cpu" else kind
+            raise ConfigError(
+                f"policy {spec_of(policy)!r} splits the batch by FLOP/s, which Stride() measured "
+                f"on the {declared} of rank {rank}, but its model is on {kind}; before Stride(), "
+                f"call torch.{chosen}.set_device(local_rank) on the ranks that compute there, and "
+                "on no others"
+            )
+
+
+def _declares_flops(policy: Policy[Any]) -> bool:
+    match policy:
+        case Static(by="flops") | DynamicBatching():
+            return True
+    return False
 
 
 def _resources(policy: Policy[Any], device: torch.device) -> Plain:
@@ -95,5 +125,6 @@ def compare(shown: list[Plain], group: dist.ProcessGroup | None) -> None:
     # Before the engine is created, in which such ranks hang. A rank that has an accelerator is
     # assumed to use it.
     config = dist.get_backend_config(group)
-    check_backends(["cuda" if mine["cuda"] else "cpu" for mine in shown], config)
-    check_chosen([mine["uses_gpu"] if mine["cuda"] else None for mine in shown], config)
+    kinds = [mine["accelerator"] or "cpu" for mine in shown]
+    check_backends(kinds, config)
+    check_chosen(kinds, [mine["uses_it"] for mine in shown], config)

@@ -38,6 +38,8 @@ _JITTER = 1 / 64
 # Control groups of version 1 without a limit report one near 2**63.
 _NO_LIMIT_BYTES = 2**62
 
+_PROCESSOR = torch.device("cpu")
+
 # Texts of errors of torch, CUDA's libraries and C++ that have no class of their own.
 _OUT_OF_MEMORY = (
     "out of memory",
@@ -72,7 +74,7 @@ class MemoryMeter:
 
     def __init__(
         self,
-        device: torch.device | None = None,  # `None` for the current one.
+        device: torch.device = _PROCESSOR,
         # Processes of the job on this machine, including this one. They share the machine's free
         # memory evenly; the memory of an accelerator is not shared.
         neighbours: int = 1,
@@ -105,8 +107,7 @@ class MemoryMeter:
             return None
 
 
-def _source_for(device: torch.device | None, neighbours: int) -> Source:
-    device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
+def _source_for(device: torch.device, neighbours: int) -> Source:
     if device.type == "cpu":
         return ProcessMemory(neighbours, address_space_bytes=_address_space_limit_bytes())
     allocator = torch.get_device_module(device)
