@@ -350,6 +350,18 @@ def device_name(device: torch.device) -> str:
     return device.type if named is None else str(named(device))
 
 
+def card_of(device: torch.device) -> str:
+    """Return a text that only this accelerator has, on any machine; empty if it has none.
+
+    An index is none: two ranks may see the same card under different indices.
+    """
+    if device.type == "cpu":
+        return ""
+    properties = getattr(torch.get_device_module(device), "get_device_properties", None)
+    uuid = None if properties is None else getattr(properties(device), "uuid", None)
+    return "" if uuid is None else str(uuid)
+
+
 def _release(version: str) -> Capability:
     major, minor = re.findall(r"\d+", version)[:2]
     return int(major), int(minor)

@@ -94,7 +94,7 @@ class ModelWatcher:
             self._step.scaling.check_losses_of(model)
         if self._step.noise is not None:
             self._step.noise.watch(model)
-        self._peaks.watch(device_of(model))
+        self._peaks.watch(device_of(model), met["sharing"][self._calls.rank])
 
     def close(self) -> None:
         """Release the process group; see `Channel.close`."""

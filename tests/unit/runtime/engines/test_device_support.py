@@ -17,6 +17,7 @@ from evenstride.runtime.engines.device_support import (
     WHEELS,
     RankDevice,
     accelerator,
+    card_of,
     carried,
     check_backends,
     check_chosen,
@@ -502,3 +503,19 @@ def test_a_fingerprint_is_of_the_device_asked_for(monkeypatch: pytest.MonkeyPatc
 
     assert devices.pop() == "xpu xpu"
     assert devices == ["cuda A 1024 MiB", "cuda B 2048 MiB"]
+
+
+@pytest.mark.parametrize(
+    ("properties", "card"),
+    [({"uuid": 7, "name": "A"}, "7"), ({"name": "A"}, ""), (None, "")],
+)
+def test_a_card_is_known_by_an_identity_that_no_other_has(
+    monkeypatch: pytest.MonkeyPatch, properties: dict[str, Any] | None, card: str
+) -> None:
+    module = SimpleNamespace()
+    if properties is not None:
+        module.get_device_properties = lambda _: SimpleNamespace(**properties)
+    monkeypatch.setattr(torch, "get_device_module", lambda _: module)
+
+    assert card_of(torch.device("xpu", 0)) == card
+    assert card_of(torch.device("cpu")) == ""
