@@ -214,7 +214,8 @@ class Staging:
     def _lock(self, device: torch.device) -> None:
         """Lock the buffer's pages, so that a device copies into them on its own."""
         # Torch's allocator of locked memory takes the next power of two: 32 GB for 17 GB.
-        address, runtime = self._buffer.data_ptr(), torch.cuda.cudart()
+        address = self._buffer.data_ptr()
+        runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
         if int(runtime.cudaHostRegister(address, len(self._buffer), _PORTABLE)) == 0:
             # Before the memory is freed, which happens after this object is gone.
             self._unlock = weakref.finalize(self, runtime.cudaHostUnregister, address)
