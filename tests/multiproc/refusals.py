@@ -232,6 +232,8 @@ def on_a_gpu_host(
     config = backends or ("cuda:nccl" if has else "cpu:gloo")
     strides: list[evenstride.Stride] = []
     with pytest.MonkeyPatch.context() as patch:
+        found_device = torch.device("cuda") if has else None
+        patch.setattr(torch.accelerator, "current_accelerator", lambda: found_device)
         patch.setattr(torch.cuda, "is_available", lambda: has)
         patch.setattr(torch.cuda, "is_initialized", lambda: chosen[rank])
         patch.setattr(torch.cuda, "current_device", lambda: 0)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import nn
@@ -50,3 +52,20 @@ def train(rank: int) -> dict[str, Any]:
     stride.close()
     modelled = [record.step for record in records if record.modelled]
     return {"gradients": gradients, "sizes": sizes[:-1], "modelled": modelled}
+
+
+def room_mb(rank: int, cards: list[str]) -> float:
+    """Return how many MB this rank is told it can have, on a device whose card has 1,000 free."""
+    group = start(rank)
+    stride = evenstride.Stride(global_batch=8, process_group=group)
+    model = nn.Linear(1, 1).to(virtual.DEVICE)
+    properties = SimpleNamespace(uuid=cards[rank])
+    module = torch.get_device_module(virtual.DEVICE)
+    with patch.object(module, "get_device_properties", lambda _: properties, create=True):
+        stride.watch(DistributedDataParallel(model, process_group=group))
+    virtual.limit_memory(torch.accelerator.memory_allocated() + 1000 * 10**6)
+    meter = session(stride).state.peaks._meter
+    assert meter is not None
+    assert meter.limit_bytes is not None
+    stride.close()
+    return meter.limit_bytes / 1e6

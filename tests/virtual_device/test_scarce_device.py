@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from evenstride.testing import RankPool
 from tests.multiproc.scarce import alone
 from tests.multiproc.training import relative_error
@@ -24,3 +26,9 @@ def test_memory_that_ends_changes_no_gradient(virtual_ranks: RankPool) -> None:
     for rank in everywhere:
         for actual, expected in zip(rank["gradients"], truth, strict=True):
             assert relative_error(actual, expected) <= 1e-9
+
+
+def test_ranks_on_one_card_are_not_both_promised_what_is_free(virtual_ranks: RankPool) -> None:
+    for cards, free_mb in ((["a", "a"], 500.0), (["a", "b"], 1000.0), (["", ""], 1000.0)):
+        for room_mb in virtual_ranks.run(scarce_device.room_mb, 2, cards):
+            assert room_mb == pytest.approx(free_mb, abs=1.0)

@@ -77,6 +77,17 @@ def test_a_device_that_cannot_be_used_is_refused(
     assert everywhere[0] == everywhere[1]
 
 
+def test_a_rank_is_on_its_device_if_it_has_used_it(virtual_ranks: RankPool) -> None:
+    for used in (True, False):
+        everywhere = virtual_ranks.run(timed.assumed, 2, used)
+
+        assert everywhere[0] == everywhere[1]
+        devices, waited, refused = everywhere[0]
+        assert ("virtual virtual" in devices) == used
+        assert waited == used, "the host ran ahead of the kernels that it timed"
+        assert ("torch.virtual.set_device" in refused) != used
+
+
 SPEEDS = [1.0, 1.0, 0.5, 0.25]
 
 

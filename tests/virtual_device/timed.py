@@ -60,6 +60,29 @@ class Net(nn.Module):
         return x
 
 
+def assumed(rank: int, used: bool) -> tuple[set[str], bool, str]:
+    """Make a `Stride` whose policy needs the speed of the device, and watch a model there.
+
+    Returns:
+        The devices that the ranks were taken for, whether the measurement of the speed waited for
+        the device, and why the model was refused.
+    """
+    group = start(rank)
+    virtual.costs(op_us=1e3)
+    with patch.object(torch.get_device_module(virtual.DEVICE), "is_initialized", lambda: used):
+        stride = evenstride.Stride(global_batch=8, policy="static", process_group=group)
+    waited = 0.0 < virtual.cursor_ms() <= virtual.host_ms()
+    refused = ""
+    try:
+        model = nn.Linear(1, 1).to(virtual.DEVICE)
+        stride.watch(DistributedDataParallel(model, process_group=group))
+    except evenstride.ConfigError as error:
+        refused = str(error)
+    devices = {peer.device for peer in session(stride).team.peers}
+    stride.close()
+    return devices, waited, refused
+
+
 def timed(
     rank: int, how: str, forward_ms: list[float], backward_ms: list[float], fault: Fault = ""
 ) -> list[tuple[float, float]]:

@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from evenstride.runtime.engines.device_support import (
     RankDevice,
+    card_of,
     check_backends,
     own_device,
     read_device,
@@ -151,8 +152,7 @@ def _identity(device: torch.device) -> str:
     """Return a unique name of a CUDA device; an empty string for a processor."""
     if device.type != "cuda":
         return ""
-    own = getattr(torch.cuda.get_device_properties(device), "uuid", device.index)
-    return f"{myself(0).host} {own}"
+    return card_of(device) or f"{myself(0).host} {device.index}"
 
 
 def nccl_serves(identities: list[str]) -> bool:

@@ -96,7 +96,7 @@ def examine_group() -> Findings | None:
     try:
         mine = examine_rank(dist.get_rank())
         # A rank whose torch does not support its GPU cannot compute there.
-        flops_per_s = 0.0 if mine["unusable"] else measured_flops_per_s()
+        flops_per_s = 0.0 if mine["unusable"] else measured_flops_per_s(own_device())
         mine["gflops_per_s"] = round(flops_per_s / 1e9, 2)
         ranks: list[Findings] = [{} for _ in range(dist.get_world_size())]
         dist.all_gather_object(ranks, mine)

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from evenstride._version import __version__
+from evenstride.core.policies import spec_of
 from evenstride.core.policies.dynamic_batching import DynamicBatching
 from evenstride.core.policies.static import Static
 from evenstride.core.policy import Policy
+from evenstride.errors import ConfigError
 from evenstride.runtime.coordination.agreement import Plain, require_equal
 from evenstride.runtime.engines.device_support import (
-    assumed_kind,
+    accelerator,
     check_backends,
     check_chosen,
-    has_chosen_cuda,
+    has_chosen,
     likely_device,
 )
 from evenstride.runtime.engines.replica_groups import show_island
@@ -29,9 +32,9 @@ _OF_EACH_RANK = (
     "max_share",
     "quantum",
     "resources",
-    "kind",
+    "accelerator",
     "backends",
-    "uses_gpu",
+    "uses_it",
     "peer",
     "island",
 )
@@ -44,7 +47,8 @@ def show_settings(
     shard_group: dist.ProcessGroup | None,
 ) -> Plain:
     """Return the settings that a rank shows, as JSON types; raise if a setting is invalid."""
-    chosen = has_chosen_cuda(group)  # before the next lines use the GPU
+    kind = accelerator(group)
+    chosen = bool(kind) and has_chosen(kind, group)  # before the next lines use it
     device = likely_device(group)
     backends = "" if group is None else dist.get_backend_config(group)
     check(settings)
@@ -65,12 +69,37 @@ def show_settings(
         "max_share": settings.max_share,
         "quantum": settings.quantum,
         "resources": _resources(settings.decides, device),
-        "kind": assumed_kind(backends),
+        "accelerator": kind,
         "backends": backends,
         "peer": myself(rank, device).to_plain(),
-        "uses_gpu": chosen,
+        "uses_it": chosen,
         "island": show_island(shard_group, group),
     }
+
+
+def check_declared(policy: Policy[Any], assumed: Sequence[str], kinds: Sequence[str]) -> None:
+    """Refuse FLOP/s that ``Stride()`` measured on another type of device than the models are on.
+
+    Both types are those of every rank: the one that ``Stride()`` assumed, and the model's.
+    """
+    if not _declares_flops(policy) or len(kinds) < 2:
+        return
+    for rank, (declared, kind) in enumerate(zip(assumed, kinds, strict=True)):
+        if declared != kind:
+            chosen = declared if kind == "cpu" else kind
+            raise ConfigError(
+                f"policy {spec_of(policy)!r} splits the batch by FLOP/s, which Stride() measured "
+                f"on the {declared} of rank {rank}, but its model is on {kind}; before Stride(), "
+                f"call torch.{chosen}.set_device(local_rank) on the ranks that compute there, and "
+                "on no others"
+            )
+
+
+def _declares_flops(policy: Policy[Any]) -> bool:
+    match policy:
+        case Static(by="flops") | DynamicBatching():
+            return True
+    return False
 
 
 def _resources(policy: Policy[Any], device: torch.device) -> Plain:
@@ -98,7 +127,6 @@ def compare(shown: list[Plain], group: dist.ProcessGroup | None) -> None:
         return
     # Before the engine is created, in which such ranks hang. A rank that has an accelerator is
     # assumed to use it.
-    kinds = [mine["kind"] for mine in shown]
+    kinds = [mine["accelerator"] or "cpu" for mine in shown]
     check_backends(kinds, [mine["backends"] for mine in shown])
-    uses = [mine["uses_gpu"] if mine["kind"] == "cuda" else None for mine in shown]
-    check_chosen(uses, dist.get_backend_config(group))
+    check_chosen(kinds, [mine["uses_it"] for mine in shown], dist.get_backend_config(group))

@@ -247,36 +247,46 @@ def check_backends(kinds: Sequence[str], backend_configs: Sequence[str]) -> None
         )
 
 
-def check_chosen(chosen: Sequence[bool | None], backend_config: str) -> None:
-    """Refuse ranks of which only some use their GPU, if that decides the backend they wait in."""
-    cpu, cuda = (backend_of(kind, backend_config) for kind in ("cpu", "cuda"))
-    if True in chosen and False in chosen and cpu and cuda and cpu != cuda:
+def check_chosen(kinds: Sequence[str], chosen: Sequence[bool], backend_config: str) -> None:
+    """Refuse ranks of which only some use their accelerator, if that decides where they wait.
+
+    ``kinds`` are the types of the ranks' accelerators, ``cpu`` without one.
+    """
+    cpu = backend_of("cpu", backend_config)
+    for kind in dict.fromkeys(kinds):
+        ranks = {chosen[rank]: rank for rank, other in enumerate(kinds) if other == kind}
+        waits_in = backend_of(kind, backend_config)
+        if kind == "cpu" or len(ranks) < 2 or not cpu or not waits_in or cpu == waits_in:
+            continue
         raise ConfigError(
-            f"rank {chosen.index(True)} uses its GPU, but rank {chosen.index(False)} does not use "
-            f"its own yet. With the process group's backend {backend_config!r}, CPU and CUDA ranks "
-            "would wait in different backends, which never ends. Ranks that compute on a GPU must "
-            "call torch.cuda.set_device(local_rank) before Stride(). If some compute on the CPU, "
-            'call init_process_group("gloo")'
+            f"rank {ranks[True]} uses its GPU, but rank {ranks[False]} does not use "
+            f"its own yet. With the process group's backend {backend_config!r}, CPU and "
+            f"{kind.upper()} ranks would wait in different backends, which never ends. Ranks that "
+            f"compute on a GPU must call torch.{kind}.set_device(local_rank) before Stride(). If "
+            'some compute on the CPU, call init_process_group("gloo")'
         )
 
 
-def assumed_kind(backend_config: str) -> str:
-    """Return the type of device that this rank is assumed to compute on, before it has a model."""
-    if torch.cuda.is_available():
-        return "cuda"
-    found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    # Many machines have some accelerator that no process group serves.
-    if found is None or not backend_of(found.type, backend_config):
-        return "cpu"
-    in_use = getattr(torch.get_device_module(found), "is_initialized", bool)()
-    return found.type if in_use else "cpu"
+def accelerator(group: dist.ProcessGroup | None = None) -> str:
+    """Return the type of this machine's accelerator; empty without one that the group serves."""
+    try:
+        found = torch.accelerator.current_accelerator()
+    except RuntimeError:  # torch 2.6 raises without one
+        return ""
+    if found is None or not torch.get_device_module(found).is_available():
+        return ""
+    if group is not None and not backend_of(found.type, dist.get_backend_config(group)):
+        return ""
+    return found.type
 
 
-def has_chosen_cuda(group: dist.ProcessGroup | None) -> bool:
-    """Return whether this process uses its GPU, or its process group is bound to one."""
+def has_chosen(kind: str, group: dist.ProcessGroup | None) -> bool:
+    """Return whether this process uses an accelerator, or its process group is bound to one."""
     bound = getattr(group, "bound_device_id", None)
-    initialised = bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
-    return initialised or (bound is not None and bound.type == "cuda")
+    if bound is not None and bound.type == kind:
+        return True
+    started = getattr(torch.get_device_module(kind), "is_initialized", None)
+    return started is None or bool(started())
 
 
 def backend_of(kind: str, backend_config: str) -> str:
@@ -285,21 +295,28 @@ def backend_of(kind: str, backend_config: str) -> str:
 
 
 def likely_device(group: dist.ProcessGroup | None = None) -> torch.device:
-    """Return the device on which this rank probably computes, before it has a model."""
+    """Return the device on which this rank probably computes, before it has a model.
+
+    A rank that has not used the accelerator of its machine yet is assumed to compute on the CPU, if
+    its group serves both.
+    """
     bound = getattr(group, "bound_device_id", None)
     if isinstance(bound, torch.device):
         return bound
-    if not torch.cuda.is_available():
+    kind = accelerator(group)
+    if not kind:
         return torch.device("cpu")
-    # Asking for the current device would start CUDA, even on a rank that computes on its CPU.
-    started = bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
-    current = torch.cuda.current_device() if started else 0
+    # Asking for the current device would start the accelerator, even for a rank on the CPU.
+    started, module = has_chosen(kind, group), torch.get_device_module(kind)
+    if not started and group is not None and backend_of("cpu", dist.get_backend_config(group)):
+        return torch.device("cpu")
+    current = int(module.current_device()) if started else 0
     local = os.environ.get("LOCAL_RANK", "")
     # A rank that has not called set_device has device 0, like all others of its host; the local
     # rank distinguishes them.
-    if current == 0 and local.isdecimal() and int(local) < torch.cuda.device_count():
+    if current == 0 and local.isdecimal() and int(local) < module.device_count():
         current = int(local)
-    return torch.device("cuda", current)
+    return torch.device(kind, current)
 
 
 def own_device() -> torch.device:
@@ -348,6 +365,18 @@ def device_name(device: torch.device) -> str:
     module: Any = torch.get_device_module(device)
     named = getattr(module, "get_device_name", None)
     return device.type if named is None else str(named(device))
+
+
+def card_of(device: torch.device) -> str:
+    """Return a text that only this accelerator has, on any machine; empty if it has none.
+
+    An index is none: two ranks may see the same card under different indices.
+    """
+    if device.type == "cpu":
+        return ""
+    properties = getattr(torch.get_device_module(device), "get_device_properties", None)
+    uuid = None if properties is None else getattr(properties(device), "uuid", None)
+    return "" if uuid is None else str(uuid)
 
 
 def _release(version: str) -> Capability:

@@ -20,6 +20,7 @@ from evenstride.runtime.engines.ddp import check_compression
 from evenstride.runtime.engines.device_support import (
     RankDevice,
     backend_of,
+    card_of,
     check_backends,
     check_kind,
     read_device,
@@ -59,7 +60,8 @@ def meet(
 
     ``asked`` has the arguments of `Stride.watch`. ``connections`` is the number of hardware queues
     of this rank's device if the environment limits them. The result has ``kinds`` (of device, in
-    rank order) and ``not_measured`` (why steps cannot be measured; empty if they can).
+    rank order), ``sharing`` (how many ranks compute on each rank's card) and ``not_measured`` (why
+    steps cannot be measured; empty if they can).
     """
 
     def show() -> Plain:
@@ -79,6 +81,7 @@ def meet(
             "asked": {**asked, "weights": _outline(model)},
             "device": asdict(read_device(device)),
             "backends": "" if group is None else dist.get_backend_config(group),
+            "card": card_of(device),
             "bf16": any(p.dtype is torch.bfloat16 for p in model.parameters()),
             "compiled": _by_inductor(model),
             "not_measured": why_not_measured(model, group, connections),
@@ -95,7 +98,12 @@ def meet(
         for sentence in require(devices, dtype=dtype, compiled=compiled):
             logger.warning("%s", sentence)
         reasons = (mine["not_measured"] for mine in shown)
-        return {"kinds": kinds, "not_measured": next(filter(None, reasons), "")}
+        cards = [mine["card"] for mine in shown]
+        return {
+            "kinds": kinds,
+            "sharing": [cards.count(card) if card else 1 for card in cards],
+            "not_measured": next(filter(None, reasons), ""),
+        }
 
     return agree(show, judge)
 

@@ -36,6 +36,11 @@ class Peer:
         """Host and rank, as shown to people."""
         return f"{self.host}/{self.rank}"
 
+    @property
+    def device_type(self) -> str:
+        """Type of its device, such as ``cuda``."""
+        return self.device.partition(" ")[0]
+
     def to_plain(self) -> dict[str, Any]:
         return asdict(self)
 

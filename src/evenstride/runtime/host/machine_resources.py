@@ -20,13 +20,11 @@ _LONG_ENOUGH_S = 0.002
 _SMALLEST, _LARGEST = 256, 8192  # rows of the square matrices
 
 
-def measured_flops_per_s(device: torch.device | None = None) -> float:
-    """Return the speed of a matrix product in the dtype in use, in FLOP/s.
+def measured_flops_per_s(device: torch.device) -> float:
+    """Return a device's speed of a matrix product in the dtype in use, in FLOP/s.
 
-    Takes some 50 ms on a CPU, less on a GPU. The device defaults to CUDA if available, else the
-    CPU.
+    Takes some 50 ms on a CPU, less on a GPU.
     """
-    device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
     dtype = dtype_in_use(device)
     return fastest_flops_per_s(lambda size: _product_s(size, device, dtype))
 
@@ -62,8 +60,8 @@ def _product_s(size: int, device: torch.device, dtype: torch.dtype) -> float:
 
 
 def _wait_for(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
 
 
 def usable_cores() -> float:

@@ -38,6 +38,8 @@ _JITTER = 1 / 64
 # Control groups of version 1 without a limit report one near 2**63.
 _NO_LIMIT_BYTES = 2**62
 
+_PROCESSOR = torch.device("cpu")
+
 # Texts of errors of torch, CUDA's libraries and C++ that have no class of their own.
 _OUT_OF_MEMORY = (
     "out of memory",
@@ -72,9 +74,9 @@ class MemoryMeter:
 
     def __init__(
         self,
-        device: torch.device | None = None,  # `None` for the current one.
-        # Processes of the job on this machine, including this one. They share the machine's free
-        # memory evenly; the memory of an accelerator is not shared.
+        device: torch.device = _PROCESSOR,
+        # Ranks that share the free memory evenly, including this one: all of a machine's memory, or
+        # those on the same accelerator.
         neighbours: int = 1,
         source: Source | None = None,  # to read instead, in tests
     ) -> None:
@@ -105,14 +107,13 @@ class MemoryMeter:
             return None
 
 
-def _source_for(device: torch.device | None, neighbours: int) -> Source:
-    device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
+def _source_for(device: torch.device, neighbours: int) -> Source:
     if device.type == "cpu":
         return ProcessMemory(neighbours, address_space_bytes=_address_space_limit_bytes())
     allocator = torch.get_device_module(device)
     if cast("int | None", device.index) is None:  # each thread has its own current device
         device = torch.device(device.type, allocator.current_device())
-    return DeviceMemory(device, allocator)
+    return DeviceMemory(device, allocator, neighbours)
 
 
 class DeviceMemory:
@@ -121,19 +122,20 @@ class DeviceMemory:
     The peak is that of tensors, not that of memory reserved by the allocator. Reserved memory stays
     when shares shrink, and the allocator releases cached blocks before it fails. Blocks that are
     partly in use cannot be released and are not counted; keep a fraction of the limit free for
-    them. The limit is what the allocator has reserved plus what is free. It leaves out memory of
-    other processes, of the context and of communication.
+    them. The limit is what the allocator has reserved plus this rank's part of what is free. It
+    leaves out memory of other processes, of the context and of communication.
     """
 
-    def __init__(self, device: torch.device, allocator: Any) -> None:
-        self._device, self._allocator = device, allocator
+    def __init__(self, device: torch.device, allocator: Any, neighbours: int = 1) -> None:
+        self._device, self._allocator, self._neighbours = device, allocator, neighbours
         if allocator.is_initialized():
             allocator.reset_peak_memory_stats(device)
 
     def limit_bytes(self) -> int:
         self._require_started()
         free_bytes, total_bytes = self._allocator.mem_get_info(self._device)
-        limit = int(free_bytes) + int(self._allocator.memory_reserved(self._device))
+        fair = int(free_bytes) // self._neighbours
+        limit = fair + int(self._allocator.memory_reserved(self._device))
         # The user's own limit can be read with torch 2.7 or later.
         fraction_of = getattr(self._allocator, "get_per_process_memory_fraction", None)
         if fraction_of is None:
@@ -329,10 +331,13 @@ class PeakReport:
         """Note that an evaluation runs, whose memory is not that of a step."""
         self._evaluated = True
 
-    def watch(self, device: torch.device) -> None:
-        """Measure the memory of the device of the first watched model."""
+    def watch(self, device: torch.device, sharing: int = 1) -> None:
+        """Measure the memory of the first watched model's device, on which ``sharing`` ranks are.
+
+        All ranks of a machine share its memory, if the device is a CPU.
+        """
         if self._meter is None:
-            self._meter = MemoryMeter(device, self._neighbours)
+            self._meter = MemoryMeter(device, self._neighbours if device.type == "cpu" else sharing)
 
     def take(self) -> PeakMemory | None:
         """Return the peak since the last call, if it is known (control thread)."""

@@ -51,6 +51,7 @@ class ModelWatcher:
         self._step, self._peaks = step, state.peaks
         self._calls, self._opening, self._drift = calls, opening, drift
         self._group, self._leader = team.group, leader
+        self._assumed = [peer.device_type for peer in team.peers]
         self._refuse_in_loop, self._connections = refuse_in_loop, connections
         self._rules = WatchRules(
             settings,
@@ -93,7 +94,7 @@ class ModelWatcher:
             self._step.scaling.check_losses_of(model)
         if self._step.noise is not None:
             self._step.noise.watch(model)
-        self._peaks.watch(device_of(model))
+        self._peaks.watch(device_of(model), met["sharing"][self._calls.rank])
 
     def close(self) -> None:
         """Release the process group; see `Channel.close`."""
@@ -130,6 +131,8 @@ class ModelWatcher:
         def judged(shown: list[Plain]) -> Plain:
             met = judge(shown)
             check_engine(model, met["kinds"])
+            if not self._step.watched.models:  # the first one sets where the rank computes
+                self._rules.check_declared(self._assumed, met["kinds"])
             return {**met, "verdict": self._decided(met["not_measured"])}
 
         return self._calls.agree("watch()", checked, judged)

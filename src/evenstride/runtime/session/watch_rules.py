@@ -13,6 +13,7 @@ from evenstride.errors import ConfigError
 from evenstride.runtime import usage_errors
 from evenstride.runtime.coordination.agreement import Plain
 from evenstride.runtime.coordination.leader import Leader, verdict_to_plain
+from evenstride.runtime.coordination.settings_agreement import check_declared
 from evenstride.runtime.engines.divided_models import check_other_dims, tell_of_the_rest
 from evenstride.runtime.engines.model_agreement import not_averaged
 from evenstride.runtime.engines.replica_groups import Islands, check_island
@@ -65,6 +66,10 @@ class WatchRules:
     def drift_check(self, kinds: Sequence[str]) -> int:
         """Return the steps between two comparisons of weights, if the script leaves it open."""
         return USUAL_STEPS if len(set(kinds)) > 1 and _keeps_alike(self._settings.mode) else 0
+
+    def check_declared(self, assumed: Sequence[str], kinds: Sequence[str]) -> None:
+        """Raise if the policy uses FLOP/s of another type of device than a rank's model is on."""
+        check_declared(self._settings.decides, assumed, kinds)
 
     def tell_of_the_rest(self, *, measured: bool) -> None:
         """Warn if there are processes whose shares this run does not change."""

@@ -35,6 +35,7 @@ _PHASE_OF = {part: phase for phase, part in _PART_OF.items()}
 # How long the program must stand still before the device is queried: querying an event while
 # another thread captures a CUDA graph breaks the capture.
 _STANDS_STILL_S = 2.5
+_QUIET, _SELDOM = 50, 10  # readings without a retry, and steps from one reading to the next then
 _PROBE = 1 << 20  # elements of a kernel that no device runs in no time
 
 
@@ -135,6 +136,49 @@ def untimed(device: torch.device) -> str:
     return "" if elapsed_ms > 0 else "two events with a kernel between them are at the same time"
 
 
+def alloc_retries(device: torch.device) -> Callable[[], int]:
+    """Return a function that counts how often a device's allocator had to free its cache.
+
+    The count stays 0 if the allocator has none.
+    """
+    module = torch.get_device_module(device)
+    names = ("memory_stats_as_nested_dict", "memory_stats")  # the first one costs less
+    stats: Any = next((getattr(module, name) for name in names if hasattr(module, name)), None)
+    if stats is None:
+        return int
+
+    def count() -> int:
+        return int(stats(device).get("num_alloc_retries", 0))
+
+    try:
+        count()
+    except (RuntimeError, TypeError):  # an allocator of the user's
+        return int
+    return count
+
+
+class RetryWatch:
+    """Notices steps in which an allocator had to free its cache.
+
+    It then waits for the device, and so for other ranks, which would count as work. Retries come
+    when sizes are new, and one after another. A reading takes up to 50 us, so after many without a
+    retry only some steps are read. The estimate copes with a slow step now and then.
+    """
+
+    def __init__(self, count: Callable[[], int]) -> None:
+        self._count, self._last = count, count()
+        self._steps = self._quiet = 0
+
+    def occurred(self) -> bool:
+        """Return whether the step that ends has a retry; call it once per step."""
+        self._steps += 1
+        if self._quiet >= _QUIET and self._steps % _SELDOM:
+            return False
+        before, self._last = self._last, self._count()
+        self._quiet = self._quiet + 1 if self._last == before else 0
+        return self._last != before
+
+
 @dataclass(slots=True)
 class _Spent:
     step: int = -1
@@ -190,10 +234,14 @@ class DeviceTimer(StepTimer):
     on_device = True
 
     def __init__(
-        self, finished: StepQueue, marks: Marks, now: Callable[[], float] = time.perf_counter
+        self,
+        finished: StepQueue,
+        marks: Marks,
+        now: Callable[[], float] = time.perf_counter,
+        retries: Callable[[], int] = int,  # how often the allocator had to free its cache so far
     ) -> None:
         super().__init__(finished, now)
-        self._marks = marks
+        self._marks, self._retries = marks, RetryWatch(retries)
         self._queue: deque[_Lap] = deque()
         self._read_to: Mark | None = None
         self._in_hand: _Spent | None = None
@@ -202,9 +250,11 @@ class DeviceTimer(StepTimer):
         self._seen = (("", -1, -1), 0.0)  # where the program was, and since when
 
     @classmethod
-    def instead_of(cls, timer: StepTimer, marks: Marks) -> DeviceTimer:
+    def instead_of(
+        cls, timer: StepTimer, marks: Marks, retries: Callable[[], int] = int
+    ) -> DeviceTimer:
         """Return a timer that continues from another one; its current step is not measured."""
-        mine = cls(timer.finished, marks, timer.now)
+        mine = cls(timer.finished, marks, timer.now, retries)
         mine._phase, mine._step = timer.at
         return mine
 
@@ -239,6 +289,8 @@ class DeviceTimer(StepTimer):
 
     def fetch_started(self) -> float:
         now_s = self.now()
+        if self._retries.occurred():
+            self.spoil()
         if self._synchronised:
             self._mark("between_s", last=True)
             self._in_hand = None
@@ -350,7 +402,8 @@ class RankClock:
         if device.type == "cpu" or self.timer.on_device or untimed(device):
             return
         marks = CudaMarks(device) if device.type == "cuda" else StreamMarks(device)
-        self.timer, self.device = DeviceTimer.instead_of(self.timer, marks), device
+        timer = DeviceTimer.instead_of(self.timer, marks, alloc_retries(device))
+        self.timer, self.device = timer, device
 
     def handed_out(self, samples: int, *, compiled: bool) -> None:
         """Do not model a step with the first batch of its size if such a batch is slow."""

@@ -116,7 +116,7 @@ DOCTOR = """
 import os, sys
 import evenstride.lab.doctor.checkup as checkup
 from evenstride.cli.main import main
-checkup.measured_flops_per_s = lambda: 10e9 / (1 + int(os.environ["RANK"]))
+checkup.measured_flops_per_s = lambda _: 10e9 / (1 + int(os.environ["RANK"]))
 sys.argv[1:] = ["doctor", "--json"]
 main()
 """

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,8 +16,10 @@ from evenstride.errors import ConfigError
 from evenstride.runtime.engines.device_support import (
     WHEELS,
     RankDevice,
-    carried,
+    accelerator,
     assumed_kind,
+    card_of,
+    carried,
     check_backends,
     check_chosen,
     check_kind,
@@ -408,31 +411,73 @@ def test_another_accelerator_is_read_from_its_module(
     assert require([device]) == ()
 
 
-@pytest.mark.parametrize("backend", ["cpu:gloo,cuda:nccl", "cuda:nccl,cpu:gloo"])
-def test_ranks_of_which_some_use_their_gpu_are_refused_where_it_matters(backend: str) -> None:
-    with raises_message(ConfigError, "rank 0", "rank 2", "set_device"):
-        check_chosen([True, True, False], backend)
+@pytest.mark.parametrize(
+    ("kind", "backend"),
+    [
+        ("cuda", "cpu:gloo,cuda:nccl"),
+        ("cuda", "cuda:nccl,cpu:gloo"),
+        ("xpu", "cpu:gloo,cuda:nccl,xpu:xccl"),
+    ],
+)
+def test_ranks_of_which_some_use_their_gpu_are_refused_where_it_matters(
+    kind: str, backend: str
+) -> None:
+    with raises_message(ConfigError, "rank 0", "rank 2", f"torch.{kind}.set_device"):
+        check_chosen([kind, "cpu", kind], [True, False, False], backend)
 
 
 @pytest.mark.parametrize(
-    ("chosen", "backend"),
+    ("kinds", "chosen", "backend"),
     [
-        ([True, True], "cpu:gloo,cuda:nccl"),
-        ([False, False], "cpu:gloo,cuda:nccl"),
-        ([None, None], "cpu:gloo,cuda:nccl"),
-        ([True, False], "gloo"),
-        ([True, False], "nccl"),
-        ([True, False], "cpu:gloo,cuda:gloo"),
+        (["cuda", "cuda"], [True, True], "cpu:gloo,cuda:nccl"),
+        (["cuda", "cuda"], [False, False], "cpu:gloo,cuda:nccl"),
+        (["cpu", "cpu"], [False, False], "cpu:gloo,cuda:nccl"),
+        (["cuda", "cpu"], [True, False], "gloo"),
+        (["cuda", "cuda"], [True, False], "gloo"),
+        (["cuda", "cuda"], [True, False], "nccl"),
+        (["cuda", "cuda"], [True, False], "cpu:gloo,cuda:gloo"),
     ],
 )
 def test_ranks_are_accepted_that_are_alike_or_wait_in_one_library(
-    chosen: list[bool | None], backend: str
+    kinds: list[str], chosen: list[bool], backend: str
 ) -> None:
-    check_chosen(chosen, backend)
+    check_chosen(kinds, chosen, backend)
 
 
+@dataclass
+class Module:
+    """What torch has for one type of accelerator, such as ``torch.cuda``."""
+
+    started: bool = True
+    current: int = 0
+    count: int = 4
+    available: bool = True
+
+    def is_available(self) -> bool:
+        return self.available
+
+    def is_initialized(self) -> bool:
+        return self.started
+
+    def current_device(self) -> int:
+        assert self.started, "this call starts the device"
+        return self.current
+
+    def device_count(self) -> int:
+        return self.count
+
+
+def _with(monkeypatch: pytest.MonkeyPatch, kind: str, module: Module, backend: str = "") -> Any:
+    """Let this machine have an accelerator, and return a process group with a backend."""
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device(kind))
+    monkeypatch.setattr(torch, "get_device_module", lambda _: module)
+    monkeypatch.setattr(dist, "get_backend_config", lambda _: backend)
+    return SimpleNamespace(bound_device_id=None)
+
+
+@pytest.mark.parametrize("kind", ["cuda", "xpu"])
 @pytest.mark.parametrize(
-    ("bound", "current", "local", "cards", "index"),
+    ("bound", "current", "local", "count", "index"),
     [
         (2, 0, "1", 4, 2),  # what the group says
         (None, 3, "1", 4, 3),  # what the script has set
@@ -443,28 +488,59 @@ def test_ranks_are_accepted_that_are_alike_or_wait_in_one_library(
 )
 def test_a_rank_s_own_device_is_not_that_of_its_neighbours(
     monkeypatch: pytest.MonkeyPatch,
+    kind: str,
     bound: int | None,
     current: int,
     local: str,
-    cards: int,
+    count: int,
     index: int,
 ) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: current)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: cards)
+    group = _with(monkeypatch, kind, Module(current=current, count=count), f"cpu:gloo,{kind}:own")
     monkeypatch.setenv("LOCAL_RANK", local)
-    group: Any = SimpleNamespace(
-        bound_device_id=None if bound is None else torch.device("cuda", bound)
-    )
+    group.bound_device_id = None if bound is None else torch.device(kind, bound)
 
-    assert likely_device(group) == torch.device("cuda", index)
+    assert likely_device(group) == torch.device(kind, index)
 
 
-def test_without_a_card_a_rank_computes_on_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+@pytest.mark.parametrize(
+    ("backend", "started", "device"),
+    [
+        ("cpu:gloo,cuda:gloo", False, "cpu"),  # a rank of a mixed job that has a card
+        ("cpu:gloo,cuda:nccl", False, "cpu"),
+        ("cuda:nccl", False, "cuda:1"),  # it cannot compute elsewhere
+        ("cpu:gloo,cuda:gloo", True, "cuda:1"),
+        ("cpu:gloo", True, "cpu"),
+    ],
+)
+def test_a_rank_that_has_not_used_its_card_computes_on_the_cpu_if_it_can(
+    monkeypatch: pytest.MonkeyPatch, backend: str, started: bool, device: str
+) -> None:
+    group = _with(monkeypatch, "cuda", Module(started), backend)
+    monkeypatch.setenv("LOCAL_RANK", "1")
+
+    assert likely_device(group) == torch.device(device)
+    assert likely_device() == torch.device("cuda:1"), "alone, a rank uses what there is"
+
+
+def _raise() -> None:
+    raise RuntimeError("Cannot access accelerator device when none is available.")
+
+
+@pytest.mark.parametrize("found", [lambda: None, _raise], ids=["none", "torch 2.6"])
+def test_without_a_card_a_rank_computes_on_the_processor(
+    monkeypatch: pytest.MonkeyPatch, found: Any
+) -> None:
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", found)
 
     assert likely_device(None) == torch.device("cpu")
+
+
+def test_torch_for_a_card_that_the_machine_lacks_computes_on_the_processor(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    group = _with(monkeypatch, "cuda", Module(available=False), "cpu:gloo,cuda:nccl")
+
+    assert (accelerator(group), likely_device(group)) == ("", torch.device("cpu"))
 
 
 def test_a_fingerprint_is_of_the_device_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -481,3 +557,19 @@ def test_a_fingerprint_is_of_the_device_asked_for(monkeypatch: pytest.MonkeyPatc
 
     assert devices.pop() == "xpu xpu"
     assert devices == ["cuda A 1024 MiB", "cuda B 2048 MiB"]
+
+
+@pytest.mark.parametrize(
+    ("properties", "card"),
+    [({"uuid": 7, "name": "A"}, "7"), ({"name": "A"}, ""), (None, "")],
+)
+def test_a_card_is_known_by_an_identity_that_no_other_has(
+    monkeypatch: pytest.MonkeyPatch, properties: dict[str, Any] | None, card: str
+) -> None:
+    module = SimpleNamespace()
+    if properties is not None:
+        module.get_device_properties = lambda _: SimpleNamespace(**properties)
+    monkeypatch.setattr(torch, "get_device_module", lambda _: module)
+
+    assert card_of(torch.device("xpu", 0)) == card
+    assert card_of(torch.device("cpu")) == ""

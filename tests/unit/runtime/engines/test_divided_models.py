@@ -161,7 +161,9 @@ def test_a_pipeline_is_refused_whatever_part_of_it_is_watched() -> None:
     schedule = ScheduleGPipe(stage, 2)
 
     for watched in (stage, schedule, model):
-        with raises_message(ConfigError, "pipeline parallelism", "PipelineStage" * (watched is model)):
+        with raises_message(
+            ConfigError, "pipeline parallelism", "PipelineStage" * (watched is model)
+        ):
             asked = {"drift_check": None, "compress": None, "check_loss": True}
             meet(watched, asked, None, lambda show, judge: judge([show()]))  # type: ignore[arg-type]
     check_stages([Mixture()])  # of another model

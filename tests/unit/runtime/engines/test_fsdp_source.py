@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import torch
+from tools import check_fsdp
 
-from evenstride.runtime.engines import fsdp, fsdp_source
+from evenstride.runtime.engines import fsdp
 from evenstride.runtime.engines.fsdp import uncounted
 from evenstride.runtime.engines.fsdp_source import FOLDER, MARKED, NEWEST, moved, what_moved
-from tools import check_fsdp
 
 SITE = Path(torch.__file__).parents[1]
 INSTALLED = {path.name: path.read_text("utf-8") for path in (SITE / FOLDER).glob("*.py")}

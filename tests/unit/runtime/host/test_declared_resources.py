@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from evenstride.runtime.host import machine_resources
 from evenstride.runtime.host.machine_resources import (
     comparable,
     fastest_flops_per_s,
@@ -97,6 +98,21 @@ def test_products_are_measured_in_the_dtype_in_use(monkeypatch: pytest.MonkeyPat
     seen.clear()
     measured_flops_per_s(torch.device("cpu"))
     assert seen == {torch.float32}
+
+
+@pytest.mark.parametrize(("kind", "waits"), [("cpu", 0), ("cuda", 2), ("xpu", 2)])
+def test_the_clock_waits_for_a_device_that_works_asynchronously(
+    monkeypatch: pytest.MonkeyPatch, kind: str, waits: int
+) -> None:
+    waited: list[torch.device] = []
+    made = torch.zeros(2, 2)
+    monkeypatch.setattr(torch, "ones", lambda *_, **__: made)
+    monkeypatch.setattr(torch.accelerator, "synchronize", waited.append)
+    monkeypatch.setattr(machine_resources, "fastest_flops_per_s", lambda product_s: product_s(2))
+
+    measured_flops_per_s(torch.device(kind))
+
+    assert waited == waits * [torch.device(kind)], "before the clock starts and before it stops"
 
 
 def test_cores_count_only_if_all_workers_are_cpus() -> None:

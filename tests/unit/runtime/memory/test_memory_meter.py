@@ -68,6 +68,12 @@ def test_a_device_can_hold_its_reserved_and_its_free_memory() -> None:
     assert set(allocator.asked) == {DEVICE}
 
 
+def test_ranks_on_one_device_share_what_is_free() -> None:
+    allocator = FakeAllocator()  # 5 GB are reserved by this rank, and 12 GB are free
+
+    assert DeviceMemory(DEVICE, allocator, 2).limit_bytes() == 11 * GB
+
+
 def test_the_users_own_limit_of_a_device_is_kept_where_it_can_be_read() -> None:
     allocator = FakeAllocator()
     allocator.part = 0.5

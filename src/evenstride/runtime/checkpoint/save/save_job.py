@@ -10,7 +10,9 @@ order. Writing it holds the GIL only for moments.
 
 from __future__ import annotations
 
+import contextlib
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -40,6 +42,7 @@ Shape = tuple[int, ...]
 
 # A view as any dtype may start at a multiple of it.
 _ALIGN_BYTES = 64
+_PORTABLE = 1  # CUDA's flag for memory that is locked for all devices
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +186,7 @@ class Staging:
 
     def __init__(self) -> None:
         self._buffer = torch.empty(0, dtype=torch.uint8)
+        self._unlock: Callable[[], object] = int  # what unlocks the buffer's pages
 
     def copy(self, pieces: list[TensorBlock]) -> Staged:
         """Return a copy of the pieces.
@@ -192,9 +196,10 @@ class Staging:
         laid, size_bytes = lay_out(pieces)
         on_cuda = [piece.data.device for piece in pieces if piece.data.is_cuda]
         if len(self._buffer) < size_bytes:
-            self._buffer = torch.empty(0, dtype=torch.uint8)  # frees the old buffer first
-            # Pinned, or a copy from the device would block the training thread.
-            self._buffer = torch.empty(size_bytes, dtype=torch.uint8, pin_memory=bool(on_cuda))
+            self.drop()  # frees the old buffer first
+            self._buffer = torch.empty(size_bytes, dtype=torch.uint8)
+            if on_cuda:  # unless locked, a copy from the device would block the training thread
+                self._lock(on_cuda[0])
         buffer = self._buffer[:size_bytes]
         with torch.no_grad():
             for piece, where in zip(pieces, laid, strict=True):
@@ -203,7 +208,22 @@ class Staging:
 
     def drop(self) -> None:
         """Free the buffer."""
-        self._buffer = torch.empty(0, dtype=torch.uint8)
+        self._unlock()
+        self._buffer, self._unlock = torch.empty(0, dtype=torch.uint8), int
+
+    def _lock(self, device: torch.device) -> None:
+        """Lock the buffer's pages, so that a device copies into them on its own."""
+        # Torch's allocator of locked memory takes the next power of two: 32 GB for 17 GB.
+        address = self._buffer.data_ptr()
+        runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+        if int(runtime.cudaHostRegister(address, len(self._buffer), _PORTABLE)) == 0:
+            # Before the memory is freed, which happens after this object is gone.
+            self._unlock = weakref.finalize(self, runtime.cudaHostUnregister, address)
+        else:  # such as a limit of the system on locked pages
+            # The next kernel reports the error of this call, too, and is not to be the training's.
+            with contextlib.suppress(RuntimeError):
+                torch.zeros(1, device=device)
+            self._buffer = torch.empty_like(self._buffer, pin_memory=True)
 
 
 def lay_out(pieces: list[TensorBlock]) -> tuple[tuple[Laid, ...], int]:

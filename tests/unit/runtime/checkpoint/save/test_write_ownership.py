@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from evenstride.runtime.checkpoint.restore.saved_state import Sources
-from evenstride.runtime.checkpoint.save.save_job import Staging, lay_out, pieces_of
+from evenstride.runtime.checkpoint.save import save_job
+from evenstride.runtime.checkpoint.save.save_job import Staging, TensorBlock, lay_out, pieces_of
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.int8, torch.bool, torch.complex64]
 shapes = st.lists(st.integers(0, 5), max_size=3).map(tuple)
@@ -96,6 +98,98 @@ def test_the_buffer_is_reused() -> None:
 
     assert second.buffer.data_ptr() == address
     assert len(second.buffer) == 3600
+
+
+class Runtime:
+    """CUDA's functions that lock pages, of which some may not be locked."""
+
+    def __init__(self, error: int = 0) -> None:
+        self.error, self.locked = error, dict[int, int]()
+
+    def cudaHostRegister(self, address: int, size_bytes: int, _: int) -> int:
+        if not self.error:
+            self.locked[address] = size_bytes
+        return self.error
+
+    def cudaHostUnregister(self, address: int) -> int:
+        del self.locked[address]
+        return 0
+
+
+class OnCuda(torch.Tensor):
+    """A tensor that says it is on CUDA."""
+
+    @property
+    def is_cuda(self) -> bool:  # type: ignore[override]
+        return True
+
+
+def _on_cuda(monkeypatch: pytest.MonkeyPatch, runtime: Runtime) -> list[tuple[int, bool]]:
+    """Let tensors of `OnCuda` be copied; return the sizes of buffers, and whether torch locks."""
+    made: list[tuple[int, bool]] = []
+    empty = torch.empty
+
+    def like(other: torch.Tensor, *, pin_memory: bool) -> torch.Tensor:
+        made.append((len(other), pin_memory))
+        return empty(len(other), dtype=other.dtype)
+
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
+    monkeypatch.setattr(torch, "empty_like", like)
+    monkeypatch.setattr(save_job, "_marks", lambda _: [])
+    return made
+
+
+def _pieces(floats: int) -> list[TensorBlock]:
+    data = torch.ones(floats).as_subclass(OnCuda)
+    return [TensorBlock("t", data, (0,), (floats,))]
+
+
+def test_a_buffer_for_a_device_takes_no_more_than_it_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime = Runtime()
+    by_torch = _on_cuda(monkeypatch, runtime)
+    staging = Staging()
+    first = staging.copy(_pieces(1000)).buffer.data_ptr()
+
+    assert runtime.locked == {first: 4000}
+    staging.copy(_pieces(900))
+    assert runtime.locked == {first: 4000}, "it is reused"
+    second = staging.copy(_pieces(3000)).buffer
+    assert runtime.locked == {second.data_ptr(): 12000}
+    staging.drop()
+    assert runtime.locked == {}
+    staging.copy(_pieces(10))
+    assert len(runtime.locked) == 1
+    del staging
+    assert runtime.locked == {}, "before the memory is freed"
+    assert by_torch == []
+
+
+def test_a_buffer_whose_pages_cannot_be_locked_is_made_by_torch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    by_torch = _on_cuda(monkeypatch, Runtime(error=2))
+    staging = Staging()
+
+    staged = staging.copy(_pieces(1000))
+    staging.drop()
+
+    assert by_torch == [(4000, True)]
+    assert torch.equal(staged.view(staged.laid[0]), torch.ones(1000))
+
+
+@pytest.mark.gpu
+def test_a_buffer_for_a_real_device_is_locked_and_right() -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    staging = Staging()
+    data = torch.rand(10_000_001, device="cuda")
+
+    staged = staging.copy([TensorBlock("t", data, (0,), tuple(data.shape))])
+    staged.wait()
+
+    assert staged.buffer.is_pinned()
+    assert torch.equal(staged.view(staged.laid[0]), data.cpu())
+    staging.drop()
 
 
 def test_pieces_are_aligned_for_every_dtype() -> None:
