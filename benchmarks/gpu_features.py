@@ -15,10 +15,11 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from benchmarks.gpu_peers import NOBODY, Loop, Stage, Trial, Views, as_it_is, normed
+from benchmarks.gpu_peers import NOBODY, Loop, Stage, Trial, as_it_is, normed
 from benchmarks.gpu_ranks import read_times_s
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import Dataset
 
 import evenstride
 from evenstride.trace.read import TRACE_NAME
@@ -78,28 +79,46 @@ def compiled_first_steps(stage: Stage, trial: Trial) -> Found:
     return first_steps_at_a_size(stage, trial, compiled=True)
 
 
+class Slices(Dataset[Tensor]):
+    """Rows on a device in order. A batch is a view."""
+
+    def __init__(self, x: Tensor) -> None:
+        self._x = x
+
+    def __len__(self) -> int:
+        return len(self._x)
+
+    def __getitem__(self, index: int) -> Tensor:
+        return self._x[index]
+
+    def __getitems__(self, indices: Sequence[int]) -> Tensor:
+        return self._x[indices[0] : indices[-1] + 1]
+
+
 def out_of_memory(stage: Stage, trial: Trial) -> Found:
     """Return the batches of a step that does not fit at once, and the error of its gradient."""
     card, large = stage.card, trial.width >= 32
-    width, batch = (256, 65_536) if large else (16, 2_048)
+    width, batch = (256, 32_768) if large else (16, 2_048)
     torch.manual_seed(3)
-    net = nn.Sequential(*[layer for _ in range(4) for layer in (_square(width), nn.Tanh())])
+    # So deep that the forward pass needs the memory. A backward pass that sends cannot be repeated.
+    net = nn.Sequential(*[layer for _ in range(12) for layer in (_square(width), nn.Tanh())])
     net.to(card.device)
     x = torch.randn(batch, width, dtype=torch.float64).to(card.device)
     card.forget_peak()
     before = card.allocated_bytes()
-    net(x).square().mean().backward()
+    loss = net(x).square().mean()
     needed = card.allocated_bytes(peak=True) - before
+    loss.backward()
     whole = _flat(net)
     net.zero_grad()
+    del loss
     stride = _stride(stage, batch)
-    data = Views(x, torch.zeros(batch, dtype=torch.int64), batch)
-    loader = stride.loader(data, seeded=False, collate_fn=as_it_is)
+    loader = stride.loader(Slices(x), shuffle=False, seeded=False, collate_fn=as_it_is)
     model = stride.watch(DistributedDataParallel(net, process_group=stage.alone))
     card.forget_peak()
     card.limit_memory(card.allocated_bytes() + round(0.75 * needed))
     sizes = []
-    for rows, _ in loader:
+    for rows in loader:
         with stride.guard(), stride.accumulate(model):
             stride.scale(model(rows).square().mean()).backward()  # type: ignore[no-untyped-call]
         sizes.append(stride.samples)

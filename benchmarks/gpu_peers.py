@@ -56,7 +56,7 @@ class Trial:
         cores: Cores of the process.
         how: What to train: ``ddp``, ``fsdp``, ``ddp compiled`` or ``fsdp compiled``.
         width: Width of the network's layers.
-        step_ms: Wanted time of a step without waits.
+        step_ms: Wanted time of a step without waits, in part ``waits``.
         delay_ms: Time that a delayed collective takes.
         steps: Steps of a block.
         rounds: Pairs of blocks.
@@ -67,11 +67,40 @@ class Trial:
     cores: tuple[int, ...]
     how: str
     width: int
-    step_ms: float
-    delay_ms: float
+    step_ms: float = 20.0
+    delay_ms: float = 20.0
     steps: int = 10
     rounds: int = 12
     seconds: float = 10.0
+
+
+def trials(part: str, device: str, cores: Sequence[int], *, quick: bool) -> dict[str, Trial]:
+    """Return the launches of a part, by name.
+
+    Args:
+        part: ``waits``, ``price`` or ``features``.
+        device: The card.
+        cores: Numbers of the cores to use.
+        quick: Whether to use small networks and few steps.
+    """
+
+    def trial(how: str, seconds: float, width: int, delay_ms: float = 0.0) -> Trial:
+        sizes: dict[str, Any] = {"steps": 6, "rounds": 3, "step_ms": 5.0} if quick else {}
+        return Trial(
+            (device, NOBODY), tuple(cores), how, width, delay_ms=delay_ms, seconds=seconds, **sizes
+        )
+
+    if part == "features":
+        return {part: trial("ddp", 60.0, 8 if quick else 64)}
+    if part == "price":
+        return {f"{part} {how}": trial(how, 30.0, 16) for how in ("ddp", "fsdp")}
+    # Each of FSDP2's collectives is late, and DDP's last.
+    ways = {"ddp": (64, 20.0), "fsdp": (1024, 4.0)}
+    return {
+        f"{part} {how}{suffix}": trial(how + suffix, seconds, 8 if quick else width, delay_ms)
+        for suffix, seconds in (("", 15.0), (" compiled", 45.0))
+        for how, (width, delay_ms) in ways.items()
+    }
 
 
 class SlowPeer:
@@ -165,7 +194,9 @@ class Scatter(Gather):
 def fsdp_modules(model: nn.Module) -> list[Any]:
     """Return the modules that FSDP2 gathers by themselves; a root without parameters is none."""
     parts: list[Any] = [part for part in model.modules() if hasattr(part, "unshard")]
-    return [part for part in parts if part is not model or part._get_fsdp_state()._fsdp_param_groups]
+    return [
+        part for part in parts if part is not model or part._get_fsdp_state()._fsdp_param_groups
+    ]
 
 
 def normed(width: int) -> nn.Module:
@@ -334,7 +365,13 @@ class Stage:
             size *= 2
 
     def loop(
-        self, trial: Trial, batch: int, *, trace: Path | None = None, plain: bool = False, count: int = 4
+        self,
+        trial: Trial,
+        batch: int,
+        *,
+        trace: Path | None = None,
+        plain: bool = False,
+        count: int = 4,
     ) -> Loop:
         """Return a new loop; without evenstride if ``plain``."""
         stride = None
@@ -428,7 +465,7 @@ def price(rank: int, trial: Trial) -> Found:
             _step_ms(stage, loop, 4)
         always = _in_turns(stage, arms, 4, min(trial.rounds, 11))
         _step_ms(stage, arms["evenstride"], 8)
-        later = _in_turns(stage, arms, 20, trial.rounds)
+        later = _in_turns(stage, arms, 10, trial.rounds)
         ours = arms["evenstride"].stride
         assert ours is not None, "this arm has one"
         summary = ours.summary()
