@@ -10,6 +10,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,7 @@ def first_steps_at_a_size(stage: Stage, trial: Trial, *, compiled: bool = False)
         stage.card.synchronize()
         loop.close()
         modelled = sorted(read_times_s(trace))
-    times_ms = [a.elapsed_time(b) for a, b in zip(ends, ends[1:], strict=False)]
+    times_ms = [a.elapsed_time(b) for a, b in pairwise(ends)]
     return {
         "last_steps": list(range(_FULL, _EPOCHS * (_FULL + 1), _FULL + 1)),
         "modelled": modelled,
@@ -233,6 +234,7 @@ def mixed_precision(stage: Stage, trial: Trial) -> Found:
 
 def graph_of_the_network(stage: Stage, trial: Trial) -> Found:
     """Return the weights' difference of a network that runs as a graph, and the modelled steps."""
+    del trial
     weights: list[dict[str, Tensor]] = []
     modelled: list[int] = []
     for graphed in (False, True):

@@ -11,13 +11,13 @@ Each function returns JSON types. `gpu_verdicts.py` judges them, without a devic
 
 from __future__ import annotations
 
-import os
 import random
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -302,6 +302,7 @@ class Stage:
     def __init__(self, device: str, cores: Sequence[int]) -> None:
         die_with_parent()
         bind(cores)
+        forget_compiled()
         self.card = card_of(device)
         self.peer = SlowPeer(self.card)
         mine = dist.new_group([0], backend=self.card.backends, use_local_synchronization=True)
@@ -412,12 +413,23 @@ def waits(rank: int, trial: Trial) -> Found:
     }
 
 
+def forget_compiled() -> None:
+    """Forget what torch has compiled in this process, because it compiles a function only so often.
+
+    Costs nothing if nothing was compiled.
+    """
+    dynamo: Any = sys.modules.get("torch._dynamo.utils")
+    if dynamo is not None:
+        torch.compiler.reset()
+        dynamo.clear_compilation_metrics()
+
+
 def compiled_frames() -> dict[str, int]:
-    """Return how many functions torch has compiled in this process, and how many are ours."""
+    """Return how many functions were compiled since `forget_compiled`, and how many of ours."""
     dynamo: Any = sys.modules.get("torch._dynamo.utils")
     metrics = dynamo.get_compilation_metrics() if dynamo is not None else []
     files = [str(one.co_filename) for one in metrics]
-    ours = os.path.join("evenstride", "runtime", "")
+    ours = "evenstride/runtime/"
     return {"all": len(files), "of evenstride": sum(ours in name for name in files)}
 
 
@@ -438,7 +450,7 @@ def _block(stage: Stage, loop: Loop, steps: int) -> Found:
         ends.append(card.event())
     card.synchronize()
     held_ms = stage.peer.held_ms()
-    times_ms = [a.elapsed_time(b) for a, b in zip(ends, ends[1:], strict=False)]
+    times_ms = [a.elapsed_time(b) for a, b in pairwise(ends)]
     return {
         "counted": list(range(first + _SETTLING_STEPS, first + steps)),
         "step_ms": median(times_ms[_SETTLING_STEPS:]),

@@ -209,7 +209,8 @@ def waits_lines(_: Found, figures: Found) -> list[str]:
     if not figures["rounds"]:
         return [_verdict(figures)]
     return [
-        f"busy {figures['busy_ms']:.3f} ms; with a late peer times {in_words(figures['busy_ratio'])}",
+        f"busy {figures['busy_ms']:.3f} ms; with a late peer times "
+        f"{in_words(figures['busy_ratio'])}",
         f"delays of {figures['held_ms']:.3f} ms per step add {figures['added_wait_ms']:.3f} ms of "
         f"waiting and {figures['added_step_ms']:.3f} ms of time; compiled "
         f"{figures['frames']['all']} functions, {figures['frames']['of evenstride']} of evenstride",
