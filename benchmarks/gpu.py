@@ -1,15 +1,29 @@
 """Measure evenstride on one NVIDIA GPU together with CPU cores.
 
-    PYTHONPATH=src python benchmarks/gpu.py [--parts cluster,timing] [--out results.json]
-    PYTHONPATH=src python benchmarks/gpu.py --device cpu --quick      # a rehearsal without a GPU
+    PYTHONPATH=src python benchmarks/gpu.py [--parts waits,timing] [--json] [--out results.json]
+    PYTHONPATH=src python benchmarks/gpu.py --device virtual --quick  # rehearsals without a GPU
+    PYTHONPATH=src python benchmarks/gpu.py --device cpu --quick
 
-**No part has been run on a GPU yet**: neither timing by events in the stream, nor ranks on CPU and
-CUDA in one job, nor two ranks on one card, nor the profiler's kernels, nor the rival's stream. The
-rehearsal runs the same code with CPU workers instead of the card. Its figures have no meaning.
+**No part has been run on a GPU yet.** The rehearsals run the same code: the first three parts on
+the device of ``tests/virtual_device``, whose times are exact, and the others with CPU workers
+instead of the card, so that their figures have no meaning.
 
-All workers communicate over Gloo, because NCCL allows one rank per card. So the benchmark does not
-show how NCCL's kernels take multiprocessors from a waiting rank. Nor does it show the effect of a
-single hardware queue (``CUDA_DEVICE_MAX_CONNECTIONS=1``) on the marks, or of a lost rank with NCCL.
+The first three parts run in one process, whose slow peers are emulated (see `gpu_peers.py`). They
+have verdicts:
+
+* ``waits``: DDP and FSDP2, also compiled. Blocks of steps in which collectives are late alternate
+  with blocks in which they are not. The busy time must be the same within 3 %. The waiting time
+  must grow by as much as the step, and by the delay.
+* ``features``: the first steps at a new batch size, a retry after memory ran out, a checkpoint
+  saved and restored, `Stride.mean`, bfloat16 with a gradient scaler, a CUDA graph of the network,
+  and the refusal of a graph of the whole step. See `gpu_features.py`.
+* ``price``: Plain PyTorch, the same again (A/A), and evenstride, with networks so small that the
+  host is the slower one: DDP, and FSDP2 with 3, 9 and 33 groups of parameters.
+
+The workers of the other parts communicate over Gloo, because NCCL allows one rank per card. So the
+benchmark does not show how NCCL's kernels take multiprocessors from a waiting rank. Nor does it
+show the effect of a single hardware queue (``CUDA_DEVICE_MAX_CONNECTIONS=1``) on the marks, or of a
+lost rank with NCCL.
 
 * ``cluster``: One GPU worker and three CPU workers, with 3, 2 and 1 parts of the cores, train a
   small convolutional and a small residual net. Blocks of the equal split, of ``adaptive`` and of
@@ -28,7 +42,8 @@ single hardware queue (``CUDA_DEVICE_MAX_CONNECTIONS=1``) on the marks, or of a 
   of them.
 
 A run takes at most 9 minutes, because launches have deadlines and do not start too late. The
-results file is written after each launch. Exit codes: 1 if a launch failed, 2 without a GPU.
+results file is written after each launch. Exit codes: 1 if a launch failed or a verdict is wrong, 2
+without a GPU.
 """
 
 from __future__ import annotations
@@ -39,7 +54,7 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -57,36 +72,47 @@ import torch
 
 from evenstride._version import __version__
 from evenstride.lab.comparison.comparison_result import Curve, calibrated, mean_curves, true_model
-from evenstride.lab.doctor.bench_run import compared, median_interval
+from evenstride.lab.doctor.bench_run import compared
 from evenstride.testing.ranks import RankPool
 
 # A script has only its own folder on the path.
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks import gpu_ranks
+from benchmarks import gpu_features, gpu_peers, gpu_ranks, gpu_verdicts
+from benchmarks.gpu_peers import Trial, trials
 from benchmarks.gpu_ranks import Job
 from benchmarks.gpu_training import Net, steady
+from benchmarks.gpu_verdicts import in_words, ratios
 
 Found = dict[str, Any]
 
-PARTS = ("cluster", "timing", "budget", "sharing")
-SECONDS = {"cluster": 75.0, "timing": 40.0, "budget": 40.0, "sharing": 50.0}
+ONE_CARD = ("waits", "features", "price")
+"""Parts that run in one process, on a GPU or on the virtual device."""
+WORKERS = ("cluster", "timing", "budget", "sharing")
+"""Parts with several workers, on a GPU and CPU or on CPU alone."""
+PARTS = (*ONE_CARD, *WORKERS)
+OF_DEVICE = {"cuda": PARTS, "cpu": WORKERS, "virtual": ONE_CARD}
+SECONDS = {"cluster": 45.0, "timing": 30.0, "budget": 30.0, "sharing": 30.0}
 QUICK_SECONDS = {"cluster": 10.0, "timing": 8.0, "budget": 5.0, "sharing": 8.0}
-LIMIT_S = 510.0  # of a whole run
+LIMIT_S = 525.0  # of a whole run
 START_S = 90.0  # of a launch in addition to measuring: processes, torch, CUDA, warm-up
 TIMING_AIM, UNDER = 0.03, 0.01
 BUDGET_AT_S = ((5e-3, 50e-3), (0.1e-3, 0.25e-3))  # step times, and the own time allowed at each
 
 
-def launches(part: str, device: str, cores: Sequence[int], *, quick: bool) -> dict[str, Job]:
+def launches(
+    part: str, device: str, cores: Sequence[int], *, quick: bool
+) -> Mapping[str, Job | Trial]:
     """Return the launches of a part, by name.
 
     Args:
         part: One of `PARTS`.
-        device: Device of the GPU workers: ``cuda:0``, or ``cpu`` in a rehearsal.
+        device: Device of the GPU workers: ``cuda:0``, or in a rehearsal ``cpu`` or ``virtual``.
         cores: Numbers of the cores to use.
         quick: Whether to use small nets and short times.
     """
+    if part in ONE_CARD:
+        return trials(part, device, cores, quick=quick)
     seconds = (QUICK_SECONDS if quick else SECONDS)[part]
     width, few = (8, 10) if quick else (32, 40)
     block_s = 0.3 if quick else 0.8
@@ -143,8 +169,7 @@ def spread(times_s: Sequence[float]) -> Found:
 
 def paired(slower_s: Sequence[float], faster_s: Sequence[float]) -> Found:
     """Return the median ratio of blocks of the same rounds, with its 95 % interval."""
-    ratios = [a / b for a, b in zip(slower_s, faster_s, strict=True)]
-    return {"ratio": float(np.median(ratios)), "interval": median_interval(ratios)}
+    return ratios([a / b for a, b in zip(slower_s, faster_s, strict=True)])
 
 
 def cluster_figures(found: Found) -> Found:
@@ -236,8 +261,8 @@ def _cluster_lines(found: Found, figures: Found) -> list[str]:
         f"batch {found['global_batch']}, shares of adaptive {_shares(found['shares'])}, changed "
         f"{found['changes']} time(s); speeds {_shares(figures['speeds'])}",
         *rows,
-        f"speed-up {_ratio(figures['speedup'])}, bound {figures['bound']:.3f}, "
-        f"{figures['of_bound']:.3f} of it; efficiency {_ratio(figures['efficiency'])} against "
+        f"speed-up {in_words(figures['speedup'])}, bound {figures['bound']:.3f}, "
+        f"{figures['of_bound']:.3f} of it; efficiency {in_words(figures['efficiency'])} against "
         f"{figures['oracle']}",
         f"all-reduce alone {_ms(found['communication_s'])}; worker 0 alone, by its curve, "
         f"{_ms(figures['alone_s_model'])}; drift {figures['drift']:.1%}{disturbed}",
@@ -265,7 +290,7 @@ def _budget_lines(found: Found, figures: Found) -> list[str]:
     return [
         f"plain {_block(figures['arms']['plain'])}, batch {found['global_batch']}",
         f"own time {_ms(figures['own_s'])}, budget {_ms(figures['budget_s'])}: {kept}",
-        f"against plain {_ratio(figures['ratio'])}, A/A {_ratio(figures['control'])}; under 1 %: "
+        f"against plain {in_words(figures['ratio'])}, A/A {in_words(figures['control'])}; under 1 %: "
         f"{'met' if figures['under_1_percent'] else 'unresolved'}",
     ]
 
@@ -276,18 +301,33 @@ def _sharing_lines(found: Found, figures: Found) -> list[str]:
         equal, ours = one["arms"]["uniform"], one["arms"]["adaptive"]
         rows.append(
             f"{phase:9} equal {_block(equal)}, adaptive {_block(ours)}: speed-up "
-            f"{_ratio(one['speedup'])}, shares {_shares(one['shares'])}"
+            f"{in_words(one['speedup'])}, shares {_shares(one['shares'])}"
         )
     return rows
 
 
+_WORK: dict[str, Callable[[int, Any], Found]] = {
+    "waits": gpu_peers.waits,
+    "features": gpu_features.features,
+    "price": gpu_peers.price,
+    "cluster": gpu_ranks.cluster,
+    "timing": gpu_ranks.timing,
+    "budget": gpu_ranks.budget,
+    "sharing": gpu_ranks.sharing,
+}
 _FIGURES: dict[str, Callable[[Found], Found]] = {
+    "waits": gpu_verdicts.waits_figures,
+    "features": gpu_verdicts.features_figures,
+    "price": gpu_verdicts.price_figures,
     "cluster": cluster_figures,
     "timing": timing_figures,
     "budget": budget_figures,
     "sharing": sharing_figures,
 }
 _LINES: dict[str, Callable[[Found, Found], list[str]]] = {
+    "waits": gpu_verdicts.waits_lines,
+    "features": gpu_verdicts.features_lines,
+    "price": gpu_verdicts.price_lines,
     "cluster": _cluster_lines,
     "timing": _timing_lines,
     "budget": _budget_lines,
@@ -300,10 +340,6 @@ def _block(arm: Found) -> str:
     return f"{_ms(arm['step_s'])} ({low * 1e3:.2f} to {high * 1e3:.2f}, {arm['n']} blocks)"
 
 
-def _ratio(one: Found) -> str:
-    return f"{one['ratio']:.4f} (95 % {one['interval'][0]:.4f} to {one['interval'][1]:.4f})"
-
-
 def _ms(seconds: float) -> str:
     return f"{seconds * 1e3:.3f} ms"
 
@@ -312,7 +348,7 @@ def _shares(values: Sequence[float]) -> str:
     return "/".join(f"{value:g}" for value in values)
 
 
-def perform(pool: RankPool, name: str, job: Job, left_s: float) -> Found:
+def perform(pool: RankPool, name: str, job: Job | Trial, left_s: float) -> Found:
     """Run one launch. Return the findings of its ranks with figures, or the reason of a failure.
 
     Args:
@@ -329,9 +365,8 @@ def perform(pool: RankPool, name: str, job: Job, left_s: float) -> Found:
             "failed": f"only {left_s:.0f} s are left, too few to start; give fewer --parts",
         }
     try:
-        work = getattr(gpu_ranks, part)
         timeout_s = min(3 * job.seconds + START_S, left_s)
-        found = pool.run(work, len(job.devices), job, timeout_s=timeout_s)[0]
+        found = pool.run(_WORK[part], len(job.devices), job, timeout_s=timeout_s)[0]
         result |= {"found": found, "figures": _FIGURES[part](found)}
     except Exception as error:  # the other parts may still succeed
         result["failed"] = f"{type(error).__name__}: {error}"
@@ -342,7 +377,9 @@ def machine(device: str, *, quick: bool) -> Found:
     """Return date, hardware and versions of the measurement."""
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "device": torch.cuda.get_device_name(0) if device != "cpu" else "cpu (a rehearsal)",
+        "device": torch.cuda.get_device_name(0)
+        if device == "cuda:0"
+        else f"{device} (a rehearsal)",
         "cores": len(os.sched_getaffinity(0)),
         "machine": platform.platform(),
         "python": platform.python_version(),
@@ -356,17 +393,21 @@ def machine(device: str, *, quick: bool) -> Found:
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """Parse the command line. Exit if it is invalid."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--parts", default=",".join(PARTS), help=f"some of {', '.join(PARTS)}")
+    parser.add_argument("--parts", help=f"some of {', '.join(PARTS)}; default: all of the device")
     parser.add_argument(
-        "--device", choices=("cuda", "cpu"), default="cuda", help="cpu is a rehearsal"
+        "--device", choices=OF_DEVICE, default="cuda", help="cpu and virtual are rehearsals"
     )
     parser.add_argument("--quick", action="store_true", help="small nets, short times")
+    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
     parser.add_argument("--out", type=Path, help="file for the figures, as JSON")
     args = parser.parse_args(arguments)
-    args.parts = args.parts.split(",")
+    known = OF_DEVICE[args.device]
+    args.parts = args.parts.split(",") if args.parts else list(known)
     for part in args.parts:
         if part not in PARTS:
             parser.error(f"unknown part {part!r}: expected one of {', '.join(PARTS)}")
+        if part not in known:
+            parser.error(f"part {part!r} cannot run on {args.device}; {', '.join(known)} can")
     return args
 
 
@@ -376,26 +417,35 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if args.device == "cuda" and not torch.cuda.is_available():
         print(
             "this benchmark needs an NVIDIA GPU and a torch built for CUDA, but torch found none; "
-            "use --device cpu --quick for a rehearsal without one",
+            "rehearse it without one by --device virtual --quick and --device cpu --quick",
             file=sys.stderr,
         )
         return 2
-    device = "cuda:0" if args.device == "cuda" else "cpu"
+    device = "cuda:0" if args.device == "cuda" else args.device
     steady()
     end_s = time.monotonic() + LIMIT_S
     results: Found = {**machine(device, quick=args.quick), "launches": {}}
-    print(", ".join(f"{key} {value}" for key, value in results.items() if key != "launches"))
+    about = ", ".join(f"{key} {value}" for key, value in results.items() if key != "launches")
+    told = sys.stderr if args.json else sys.stdout
+    print(about, file=told)
     cores = sorted(os.sched_getaffinity(0))
     with RankPool() as pool:
         for part in args.parts:
             for name, job in launches(part, device, cores, quick=args.quick).items():
                 done = perform(pool, name, job, end_s - time.monotonic())
                 results["launches"][name] = done
-                print("\n".join(lines(name, done)), flush=True)
+                print("\n".join(lines(name, done)), file=told, flush=True)
                 if args.out:
                     args.out.parent.mkdir(parents=True, exist_ok=True)
                     args.out.write_text(json.dumps(results, indent=1) + "\n")
-    return 1 if any("failed" in done for done in results["launches"].values()) else 0
+    if args.json:
+        print(json.dumps(results))
+    return 1 if any(map(bad, results["launches"].values())) else 0
+
+
+def bad(done: Found) -> bool:
+    """Return whether a launch failed, or has found something wrong."""
+    return "failed" in done or bool(done["figures"].get("wrong"))
 
 
 if __name__ == "__main__":

@@ -260,13 +260,19 @@ def covered(spans: Sequence[tuple[float, float]]) -> float:
     return total
 
 
-def read_s(trace: Path) -> dict[int, float]:
-    """Return the reported busy times of worker 0, by step."""
-    read: dict[int, float] = {}
+def read_times_s(trace: Path) -> dict[int, tuple[float, float]]:
+    """Return the reported busy and waiting times of worker 0, by step."""
+    read: dict[int, tuple[float, float]] = {}
     for seen in RunLog(trace).observations:
         if seen.worker == 0 and seen.modelled:
-            read |= dict(enumerate(seen.busy_s, start=seen.first_step))
+            times_s = zip(seen.busy_s, seen.wait_s, strict=True)
+            read |= dict(enumerate(times_s, start=seen.first_step))
     return read
+
+
+def read_s(trace: Path) -> dict[int, float]:
+    """Return the reported busy times of worker 0, by step."""
+    return {step: busy_s for step, (busy_s, _) in read_times_s(trace).items()}
 
 
 def in_blocks(
