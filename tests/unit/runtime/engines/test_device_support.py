@@ -17,7 +17,6 @@ from evenstride.runtime.engines.device_support import (
     WHEELS,
     RankDevice,
     accelerator,
-    assumed_kind,
     card_of,
     carried,
     check_backends,
@@ -279,34 +278,6 @@ def test_ranks_in_different_backends_are_named_with_the_backend_that_serves_all(
 def test_a_process_group_of_xla_is_refused_by_name(config: str) -> None:
     with raises_message(ConfigError, "PyTorch/XLA", "DistributedDataParallel"):
         check_backends(["cpu"] * 2, [config] * 2)
-
-
-@pytest.mark.parametrize(
-    ("cuda", "found", "in_use", "config", "kind"),
-    [
-        (True, None, False, "gloo", "cuda"),
-        (False, None, False, "cpu:gloo", "cpu"),
-        (False, "xpu", True, "cpu:gloo,xpu:xccl", "xpu"),
-        (False, "xpu", False, "cpu:gloo,xpu:xccl", "cpu"),
-        (False, "mps", True, "gloo", "cpu"),
-    ],
-)
-def test_a_rank_is_assumed_to_use_the_accelerator_that_its_group_serves(
-    monkeypatch: pytest.MonkeyPatch,
-    cuda: bool,
-    found: str | None,
-    in_use: bool,
-    config: str,
-    kind: str,
-) -> None:
-    device = found and torch.device(found)
-    module = SimpleNamespace(is_initialized=lambda: in_use)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
-    monkeypatch.setattr(torch.accelerator, "is_available", lambda: found is not None)
-    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: device)
-    monkeypatch.setattr(torch, "get_device_module", lambda _: module)
-
-    assert assumed_kind(config) == kind
 
 
 def test_the_processor_here_is_read() -> None:
