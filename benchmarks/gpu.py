@@ -290,8 +290,8 @@ def _budget_lines(found: Found, figures: Found) -> list[str]:
     return [
         f"plain {_block(figures['arms']['plain'])}, batch {found['global_batch']}",
         f"own time {_ms(figures['own_s'])}, budget {_ms(figures['budget_s'])}: {kept}",
-        f"against plain {in_words(figures['ratio'])}, A/A {in_words(figures['control'])}; under 1 %: "
-        f"{'met' if figures['under_1_percent'] else 'unresolved'}",
+        f"against plain {in_words(figures['ratio'])}, A/A {in_words(figures['control'])}; "
+        f"under 1 %: {'met' if figures['under_1_percent'] else 'unresolved'}",
     ]
 
 

@@ -207,10 +207,21 @@ def normed(width: int) -> nn.Module:
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, 10))
 
 
+class TanhLayer(nn.Module):
+    """A linear layer and an activation, as a block that scripts compile and shard."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the activations."""
+        return self.linear(x).tanh()
+
+
 def blocks(width: int, count: int) -> nn.Sequential:
-    """Return blocks of a linear layer and an activation, and a last layer."""
-    made = [nn.Sequential(nn.Linear(width, width), nn.Tanh()) for _ in range(count)]
-    return nn.Sequential(*made, nn.Linear(width, 10))
+    """Return some blocks and a last layer."""
+    return nn.Sequential(*[TanhLayer(width) for _ in range(count)], nn.Linear(width, 10))
 
 
 class Views(Dataset[Any]):
@@ -342,9 +353,10 @@ class Stage:
             self.peer.slow_down(model)
             # Around DDP, whose hooks on forward passes must not be compiled.
             return torch.compile(model, backend=self.card.compiler) if compiled else model  # type: ignore[return-value]
-        for block in net.children():
-            if compiled:
-                block.compile(backend=self.card.compiler)  # type: ignore[no-untyped-call]
+        for name, block in list(net.named_children()):
+            if compiled:  # inside of FSDP2, whose hooks are not compiled
+                block = torch.compile(block, backend=self.card.compiler)
+                setattr(net, name, block)
             fully_shard(block, mesh=self._mesh)
         root: nn.Module = fully_shard(net, mesh=self._mesh)
         self.peer.slow_down_all(root)
