@@ -395,6 +395,17 @@ class Stage:
         data = self.rows(trial.how, trial.width, batch, _EPOCH_STEPS * batch)
         return Loop(self.model(trial.how, trial.width, count), data, batch, stride)
 
+    def alone_ms(self, trial: Trial, batch: int) -> float:
+        """Return the time of a step without engine, peers and evenstride."""
+        data = self.rows(trial.how, trial.width, batch, _EPOCH_STEPS * batch)
+        loop, ends = Loop(self.net(trial.how, trial.width), data, batch, None), []
+        for _ in range(trial.steps + _SETTLING_STEPS):
+            loop.step()
+            ends.append(self.card.event())
+        self.card.synchronize()
+        loop.close()
+        return median(a.elapsed_time(b) for a, b in pairwise(ends[_SETTLING_STEPS:]))
+
 
 def waits(rank: int, trial: Trial) -> Found:
     """Return busy and waiting times of blocks of steps, without and with a late peer."""
@@ -412,6 +423,7 @@ def waits(rank: int, trial: Trial) -> Found:
             done.append({"delayed": delayed, **_block(stage, loop, trial.steps)})
         loop.close()
         read = read_times_s(trace)
+    alone_ms = stage.alone_ms(trial, batch)
     for block in done:
         block["read_ms"] = [
             [1e3 * seconds for seconds in read[step]] for step in block["counted"] if step in read
@@ -420,6 +432,7 @@ def waits(rank: int, trial: Trial) -> Found:
         **stage.place(batch),
         "how": trial.how,
         "delay_ms": trial.delay_ms,
+        "alone_ms": alone_ms,
         "blocks": done,
         "frames": compiled_frames(),
     }

@@ -17,6 +17,7 @@ Found = dict[str, Any]
 
 BUSY_AIM = 0.03  # by which a late peer may change busy times
 WAIT_AIM = 0.05  # by which added waits may differ from added delays
+WORK_AIM = 0.8  # of the work without an engine, at least, that busy times contain
 SUM_AIM = 0.02  # by which busy and waiting time may differ from the whole step
 OWN_MS = 0.15  # own time in a step, apart from the marks of FSDP2's waits
 MARKS_AIM = 0.01  # what the marks may add to steps that the host makes slow
@@ -45,6 +46,7 @@ def waits_figures(found: Found) -> Found:
         "parts_of_step": median(
             (_busy(block) + _wait(block)) / block["step_ms"] for pair in read for block in pair
         ),
+        "alone_ms": found["alone_ms"],
         "frames": found["frames"],
     }
     return {**figures, "wrong": _wrong_waits(found["how"], figures)}
@@ -68,6 +70,9 @@ def _wrong_waits(how: str, figures: Found) -> list[str]:
     least_ms = figures["held_ms" if how.startswith("ddp") else "held_once_ms"]
     if not (1 - WAIT_AIM) * least_ms <= added_ms <= (1 + WAIT_AIM) * figures["held_ms"]:
         wrong.append("the wait does not grow by the delay")
+    # A compiled model may take less time than the plain one.
+    if not how.endswith("compiled") and figures["busy_ms"] < WORK_AIM * figures["alone_ms"]:
+        wrong.append("work is missing from the busy time")
     if abs(figures["parts_of_step"] - 1.0) > SUM_AIM:
         wrong.append("busy and waiting time do not add up to the step")
     if how.endswith("compiled") and not figures["frames"]["all"]:
@@ -209,8 +214,8 @@ def waits_lines(_: Found, figures: Found) -> list[str]:
     if not figures["rounds"]:
         return [_verdict(figures)]
     return [
-        f"busy {figures['busy_ms']:.3f} ms; with a late peer times "
-        f"{in_words(figures['busy_ratio'])}",
+        f"busy {figures['busy_ms']:.3f} ms (the net alone {figures['alone_ms']:.3f} ms); with a "
+        f"late peer times {in_words(figures['busy_ratio'])}",
         f"delays of {figures['held_ms']:.3f} ms per step add {figures['added_wait_ms']:.3f} ms of "
         f"waiting and {figures['added_step_ms']:.3f} ms of time; compiled "
         f"{figures['frames']['all']} functions, {figures['frames']['of evenstride']} of evenstride",
