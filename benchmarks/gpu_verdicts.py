@@ -15,14 +15,22 @@ from evenstride.lab.doctor.bench_run import median_interval
 
 Found = dict[str, Any]
 
-BUSY_AIM = 0.03  # by which a late peer may change busy times
-WAIT_AIM = 0.05  # by which added waits may differ from added delays
-WORK_AIM = 0.8  # of the work without an engine, at least, that busy times contain
-SUM_AIM = 0.02  # by which busy and waiting time may differ from the whole step
-OWN_MS = 0.15  # own time in a step, apart from the marks of FSDP2's waits
-MARKS_AIM = 0.01  # what the marks may add to steps that the host makes slow
-EXACT = 1e-10  # relative error of a gradient in float64
-CLOSE = 1e-4  # of weights after a few steps of size 0.01; cuDNN adds up in varying order
+BUSY_AIM = 0.03
+"""How much a late peer may change busy times."""
+WAIT_AIM = 0.05
+"""How much added waits may differ from added delays."""
+WORK_AIM = 0.8
+"""Which part of the time without an engine a busy time must contain."""
+SUM_AIM = 0.02
+"""How much busy and waiting time may differ from the whole step."""
+OWN_MS = 0.15
+"""Own time in a step, apart from the marks of FSDP2's waits."""
+MARKS_AIM = 0.01
+"""What the marks may add to steps that the host makes slow."""
+EXACT = 1e-10
+"""Relative error of a gradient in float64."""
+CLOSE = 1e-4
+"""Difference of weights after a few steps. Libraries of a GPU add up in varying order."""
 
 
 def waits_figures(found: Found) -> Found:
@@ -53,11 +61,11 @@ def waits_figures(found: Found) -> Found:
 
 
 def _busy(block: Found) -> float:
-    return median(busy_ms for busy_ms, _ in block["read_ms"])
+    return float(median(busy_ms for busy_ms, _ in block["read_ms"]))
 
 
 def _wait(block: Found) -> float:
-    return median(wait_ms for _, wait_ms in block["read_ms"])
+    return float(median(wait_ms for _, wait_ms in block["read_ms"]))
 
 
 def _wrong_waits(how: str, figures: Found) -> list[str]:
