@@ -14,9 +14,9 @@ have verdicts:
 * ``waits``: DDP and FSDP2, also compiled. Blocks of steps in which collectives are late alternate
   with blocks in which they are not. The busy time must be the same within 3 %. The waiting time
   must grow by as much as the step, and by the delay.
-* ``features``: the first steps at a new batch size, a retry after memory ran out, a checkpoint
-  saved and restored, `Stride.mean`, bfloat16 with a gradient scaler, a CUDA graph of the network,
-  and the refusal of a graph of the whole step. See `gpu_features.py`.
+* ``features``: The first steps at a new batch size, a retry after memory ran out, and a checkpoint
+  saved and restored. `Stride.mean`, and bfloat16 with a gradient scaler. A CUDA graph of the
+  network, and the refusal of a graph of the whole step. See `gpu_features.py`.
 * ``price``: Plain PyTorch, the same again (A/A), and evenstride, with networks so small that the
   host is the slower one: DDP, and FSDP2 with 3, 9 and 33 groups of parameters.
 
@@ -290,8 +290,8 @@ def _budget_lines(found: Found, figures: Found) -> list[str]:
     return [
         f"plain {_block(figures['arms']['plain'])}, batch {found['global_batch']}",
         f"own time {_ms(figures['own_s'])}, budget {_ms(figures['budget_s'])}: {kept}",
-        f"against plain {in_words(figures['ratio'])}, A/A {in_words(figures['control'])}; under 1 %: "
-        f"{'met' if figures['under_1_percent'] else 'unresolved'}",
+        f"against plain {in_words(figures['ratio'])}, A/A {in_words(figures['control'])}; "
+        f"under 1 %: {'met' if figures['under_1_percent'] else 'unresolved'}",
     ]
 
 
@@ -395,7 +395,10 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--parts", help=f"some of {', '.join(PARTS)}; default: all of the device")
     parser.add_argument(
-        "--device", choices=OF_DEVICE, default="cuda", help="cpu and virtual are rehearsals"
+        "--device",
+        choices=("cuda", "cpu", "virtual"),
+        default="cuda",
+        help="cpu and virtual are rehearsals",
     )
     parser.add_argument("--quick", action="store_true", help="small nets, short times")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
@@ -426,15 +429,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     end_s = time.monotonic() + LIMIT_S
     results: Found = {**machine(device, quick=args.quick), "launches": {}}
     about = ", ".join(f"{key} {value}" for key, value in results.items() if key != "launches")
-    told = sys.stderr if args.json else sys.stdout
-    print(about, file=told)
+    output = sys.stderr if args.json else sys.stdout
+    print(about, file=output)
     cores = sorted(os.sched_getaffinity(0))
     with RankPool() as pool:
         for part in args.parts:
             for name, job in launches(part, device, cores, quick=args.quick).items():
                 done = perform(pool, name, job, end_s - time.monotonic())
                 results["launches"][name] = done
-                print("\n".join(lines(name, done)), file=told, flush=True)
+                print("\n".join(lines(name, done)), file=output, flush=True)
                 if args.out:
                     args.out.parent.mkdir(parents=True, exist_ok=True)
                     args.out.write_text(json.dumps(results, indent=1) + "\n")

@@ -33,9 +33,10 @@ class Card:
     def start(self) -> None:
         """Make this the process's device, and measure how fast its clock runs."""
         torch.cuda.set_device(self.device)
-        torch.cuda._sleep(_SLEEP_CYCLES)  # the clock rises
-        begin, end = self.event(), None
-        torch.cuda._sleep(_SLEEP_CYCLES)
+        sleep: Any = torch.cuda._sleep
+        sleep(_SLEEP_CYCLES)  # the clock rises
+        begin = self.event()
+        sleep(_SLEEP_CYCLES)
         end = self.event()
         self.synchronize()
         self._cycles_per_ms = _SLEEP_CYCLES / begin.elapsed_time(end)
@@ -47,7 +48,8 @@ class Card:
 
     def hold(self, ms: float) -> None:
         """Keep the current stream busy with a kernel of one thread for ``ms`` milliseconds."""
-        torch.cuda._sleep(round(ms * self._cycles_per_ms))
+        sleep: Any = torch.cuda._sleep
+        sleep(round(ms * self._cycles_per_ms))
 
     def event(self) -> torch.Event:
         """Return an event that the current stream of this thread passes."""
@@ -91,7 +93,8 @@ class Card:
 
     def graphed(self, net: nn.Module, x: Tensor) -> nn.Module:
         """Return a network that runs as a CUDA graph."""
-        graphed: nn.Module = torch.cuda.make_graphed_callables(net, (x,))
+        graph: Any = torch.cuda.make_graphed_callables
+        graphed: nn.Module = graph(net, (x,))
         return graphed
 
     @contextlib.contextmanager
@@ -106,7 +109,7 @@ class Card:
 class VirtualCard(Card):
     """The virtual device of ``tests/virtual_device``: it computes on the CPU, in virtual time.
 
-    It has no autocast and no graphs. Parts that need them run without them.
+    It has no graphs. Parts that need them run without them.
     """
 
     compiler = "aot_eager"
@@ -132,10 +135,6 @@ class VirtualCard(Card):
     def limit_memory(self, most_bytes: int | None) -> None:
         """Let tensors of this process take at most so many bytes; ``None`` for all there are."""
         self._limit(2**62 if most_bytes is None else most_bytes)
-
-    def autocast(self) -> AbstractContextManager[Any]:
-        """Return a context that changes nothing."""
-        return contextlib.nullcontext()
 
     def graphed(self, net: nn.Module, x: Tensor) -> nn.Module:
         """Return the network as it is."""

@@ -1,4 +1,4 @@
-"""What training scripts use beside the plain loop, on one card: part ``features`` of `gpu.py`.
+"""What scripts use in addition to the plain loop, on one card: part ``features`` of `gpu.py`.
 
 Each function tries one of these and returns JSON types, with what was seen and what is expected.
 `gpu_verdicts.py` compares the two, without a device.

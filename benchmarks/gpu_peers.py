@@ -16,11 +16,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -132,7 +134,7 @@ class SlowPeer:
         """Let a model's last bucket arrive late."""
         group = model.process_group
 
-        # Without annotations, which torch would compare with types that are not there at run time.
+        # Without annotations, which torch compares with types that do not exist at run time.
         def average(_, bucket):  # type: ignore[no-untyped-def]
             self._side.wait_stream(torch.accelerator.current_stream(self._card.device))
             with self._card.on(self._side):
@@ -194,9 +196,7 @@ class Scatter(Gather):
 def fsdp_modules(model: nn.Module) -> list[Any]:
     """Return the modules that FSDP2 gathers by themselves; a root without parameters is none."""
     parts: list[Any] = [part for part in model.modules() if hasattr(part, "unshard")]
-    return [
-        part for part in parts if part is not model or part._get_fsdp_state()._fsdp_param_groups
-    ]
+    return [part for part in parts if part._get_fsdp_state()._fsdp_param_groups]
 
 
 def normed(width: int) -> nn.Module:
@@ -207,10 +207,22 @@ def normed(width: int) -> nn.Module:
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, 10))
 
 
+class TanhLayer(nn.Module):
+    """A linear layer and an activation, as a block that scripts compile and shard."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the activations."""
+        y: Tensor = self.linear(x).tanh()
+        return y
+
+
 def blocks(width: int, count: int) -> nn.Sequential:
-    """Return blocks of a linear layer and an activation, and a last layer."""
-    made = [nn.Sequential(nn.Linear(width, width), nn.Tanh()) for _ in range(count)]
-    return nn.Sequential(*made, nn.Linear(width, 10))
+    """Return some blocks and a last layer."""
+    return nn.Sequential(*[TanhLayer(width) for _ in range(count)], nn.Linear(width, 10))
 
 
 class Views(Dataset[Any]):
@@ -258,7 +270,8 @@ class Loop:
         loader: Any = DataLoader(data, batch, collate_fn=as_it_is)
         if stride is not None:
             loader = stride.loader(data, seeded=False, collate_fn=as_it_is)
-            model = stride.watch(model)
+            with _of_one_rank():
+                model = stride.watch(model)
         self.model = model
         self.optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
         self._batches = _again_and_again(loader)
@@ -284,6 +297,11 @@ class Loop:
         self._batches.close()
         if self.stride is not None:
             self.stride.close()
+
+
+def _of_one_rank() -> AbstractContextManager[Any]:
+    """Let `Stride.watch` accept FSDP2's group, of which only this rank trains."""
+    return patch("evenstride.runtime.engines.fsdp._members", lambda _: 1)
 
 
 def _again_and_again(loader: Any) -> Any:
@@ -342,13 +360,16 @@ class Stage:
             self.peer.slow_down(model)
             # Around DDP, whose hooks on forward passes must not be compiled.
             return torch.compile(model, backend=self.card.compiler) if compiled else model  # type: ignore[return-value]
-        for block in net.children():
-            if compiled:
-                block.compile(backend=self.card.compiler)  # type: ignore[no-untyped-call]
+        for name, child in list(net.named_children()):
+            block: Any = child
+            if compiled:  # inside of FSDP2, whose hooks are not compiled
+                block = torch.compile(child, backend=self.card.compiler)
+                setattr(net, name, block)
             fully_shard(block, mesh=self._mesh)
-        root: nn.Module = fully_shard(net, mesh=self._mesh)
+        root: Any = fully_shard(net, mesh=self._mesh)
         self.peer.slow_down_all(root)
-        return root
+        sharded: nn.Module = root
+        return sharded
 
     def batch_for(self, how: str, width: int, step_ms: float) -> int:
         """Return a power of two of samples whose plain step takes half of ``step_ms`` or more."""
@@ -383,6 +404,17 @@ class Stage:
         data = self.rows(trial.how, trial.width, batch, _EPOCH_STEPS * batch)
         return Loop(self.model(trial.how, trial.width, count), data, batch, stride)
 
+    def alone_ms(self, trial: Trial, batch: int) -> float:
+        """Return the time of a step without engine, peers and evenstride."""
+        data = self.rows(trial.how, trial.width, batch, _EPOCH_STEPS * batch)
+        loop, ends = Loop(self.net(trial.how, trial.width), data, batch, None), []
+        for _ in range(trial.steps + _SETTLING_STEPS):
+            loop.step()
+            ends.append(self.card.event())
+        self.card.synchronize()
+        loop.close()
+        return median(a.elapsed_time(b) for a, b in pairwise(ends[_SETTLING_STEPS:]))
+
 
 def waits(rank: int, trial: Trial) -> Found:
     """Return busy and waiting times of blocks of steps, without and with a late peer."""
@@ -400,6 +432,7 @@ def waits(rank: int, trial: Trial) -> Found:
             done.append({"delayed": delayed, **_block(stage, loop, trial.steps)})
         loop.close()
         read = read_times_s(trace)
+    alone_ms = stage.alone_ms(trial, batch)
     for block in done:
         block["read_ms"] = [
             [1e3 * seconds for seconds in read[step]] for step in block["counted"] if step in read
@@ -408,6 +441,7 @@ def waits(rank: int, trial: Trial) -> Found:
         **stage.place(batch),
         "how": trial.how,
         "delay_ms": trial.delay_ms,
+        "alone_ms": alone_ms,
         "blocks": done,
         "frames": compiled_frames(),
     }

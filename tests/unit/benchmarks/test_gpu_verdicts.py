@@ -28,7 +28,7 @@ def waits(late: Found, how: str = "ddp", **frames: int) -> Found:
     """Return findings of two rounds with such a delayed block."""
     counted = {"all": 0, "of evenstride": 0, **frames}
     blocks = [block(False), late, late, block(False)]
-    return {"how": how, "blocks": blocks, "frames": counted}
+    return {"how": how, "blocks": blocks, "frames": counted, "alone_ms": 9.5}
 
 
 @pytest.mark.parametrize("how", ["ddp", "fsdp"])
@@ -66,6 +66,23 @@ BUSY, STEP, DELAY, SUM = (
 )
 def test_each_fault_has_a_name(late: Found, how: str, wrong: list[str]) -> None:
     assert gpu_verdicts.waits_figures(waits(late, how))["wrong"] == wrong
+
+
+@pytest.mark.parametrize(
+    ("how", "alone_ms", "missing"),
+    [
+        ("ddp", 12.4, False),
+        ("ddp", 12.6, True),
+        ("fsdp", 12.6, True),
+        ("ddp compiled", 12.6, False),
+    ],
+)
+def test_the_busy_time_contains_the_work(how: str, alone_ms: float, missing: bool) -> None:
+    found = {**waits(block(True), how, all=1), "alone_ms": alone_ms}
+
+    wrong = gpu_verdicts.waits_figures(found)["wrong"]
+
+    assert wrong == (["work is missing from the busy time"] if missing else [])
 
 
 def test_steps_without_times_are_wrong() -> None:

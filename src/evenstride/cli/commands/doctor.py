@@ -126,6 +126,7 @@ def tell_bench(findings: dict[str, Any]) -> str:
         *(_rank(mine) for mine in ranks),
         *(_exactness(name, one) for name, one in bench["exactness"].items()),
         *(_timing(rank, one) for rank, one in enumerate(bench["timing"] or ())),
+        *([_waiting(bench["waiting"])] if bench["waiting"] else ()),
         *(_balance(bench["balance"]) if bench["balance"] else ()),
         *_overhead(bench["overhead"], bench["global_batch"]),
         f"wrong       {'; '.join(bench['wrong']) or 'nothing'}",
@@ -160,6 +161,18 @@ def _timing(rank: int, one: dict[str, Any]) -> str:
     return (
         f"timing      rank {rank}, share {one['share']}: busy time {_ms(one['true_s'])}, {read}; "
         f"step time {_ms(one['step_s'])}"
+    )
+
+
+def _waiting(one: dict[str, Any]) -> str:
+    about = f"waiting     rank 0, share {one['share']}: "
+    if one["waiting_s"] is None:
+        return f"{about}no step was reported in time"
+    low, high = one["ratio_interval"]
+    return (
+        f"{about}busy time {_ms(one['balance_s'])} in balance, {_ms(one['waiting_s'])} while it "
+        f"waits for the others; ratio {one['ratio']:.3f} (median of pairs, 95 % {low:.3f} to "
+        f"{high:.3f})"
     )
 
 

@@ -33,9 +33,10 @@ class BenchBudget:
     """The time budget of a bench."""
 
     timing_s: float = 15.0  # for the check of busy times
-    balance_s: float = 35.0  # for the equal and the adaptive split in turns
+    waiting_s: float = 10.0  # for rank 0 with and without waits in turns
+    balance_s: float = 30.0  # for the equal and the adaptive split in turns
     # For plain training and evenstride in turns.
-    overhead_s: float = 40.0
+    overhead_s: float = 35.0
     step_s: float = 0.03  # target time of a step with the equal split
     block_s: float = 0.6  # target time of a block of steps
     group_timeout_s: float = 60.0  # of collective calls
@@ -49,9 +50,11 @@ class BenchBudget:
         several blocks.
         """
         usual = cls()
-        part = seconds / (usual.timing_s + usual.balance_s + usual.overhead_s)
+        whole_s = usual.timing_s + usual.waiting_s + usual.balance_s + usual.overhead_s
+        part = seconds / whole_s
         return cls(
             timing_s=usual.timing_s * part,
+            waiting_s=usual.waiting_s * part,
             balance_s=usual.balance_s * part,
             overhead_s=usual.overhead_s * part,
             step_s=usual.step_s * min(max(3.0 * part, 0.1), 1.0),

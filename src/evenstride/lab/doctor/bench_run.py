@@ -6,7 +6,6 @@ It trains small networks with much computation and few gradients.
 from __future__ import annotations
 
 import contextlib
-import copy
 import faulthandler
 import sys
 import tempfile
@@ -20,18 +19,15 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, Sampler, TensorDataset
+from torch.utils.data import DataLoader, Dataset, Sampler
 
 from evenstride.core.allocation.integer_splits import apportion
+from evenstride.lab.doctor.bench_exactness import exactness, wrong
 from evenstride.lab.doctor.bench_ranks import BenchBudget, BenchRank, take_place
 from evenstride.lab.doctor.checkup import Findings, examine_rank
 from evenstride.runtime.stride import Stride
 from evenstride.trace.read import TRACE_NAME
 from evenstride.trace.run_log import RunLog
-
-LIMITS = {torch.float64: 1e-12, torch.float32: 1e-5}
-"""Largest relative error of the whole gradient that evenstride promises."""
-_EXACT_STEPS, _FEATURES, _MICRO = 3, 8, 5
 
 _INPUTS, _CLASSES, _DEPTH = 32, 8, 8
 # GPUs need more work per sample, or loading would take longer than computing.
@@ -48,9 +44,10 @@ def run_bench(
 ) -> tuple[int, Findings]:
     """Return this process's rank, and the findings of all ranks; collective.
 
-    The findings are JSON types, and the same on all ranks. A single process has no ``timing`` and
-    no ``balance``. ``wrong`` has a sentence for each promise that does not hold. Raises
-    `ConfigError` on every rank if the installed torch does not support the GPU of some rank.
+    The findings are JSON types, and the same on all ranks. For a single process, ``timing``,
+    ``waiting`` and ``balance`` are ``None``. ``wrong`` has a sentence for each promise that does
+    not hold. Raises `ConfigError` on every rank if the installed torch does not support the GPU of
+    some rank.
     """
     with _deadline(plan.deadline_s), take_place(world_size, plan) as place:
         return place.rank, _measure(place, plan, tell if place.rank == 0 else lambda _: None)
@@ -62,10 +59,13 @@ def _measure(place: BenchRank, plan: BenchBudget, tell: Callable[[str], None]) -
     exact = exactness(place)
     data = RandomRows(choose_batch(place, plan), place.device)
     timed: list[dict[str, Any]] | None = None
+    waited: dict[str, Any] | None = None
     balanced: dict[str, Any] | None = None
     if place.world_size > 1:
         tell(f"timing: busy times compared with a reference, about {plan.timing_s:.0f} s")
         timed = timing(place, plan, data)
+        tell(f"waiting: rank 0 with and without waits in turns, about {plan.waiting_s:.0f} s")
+        waited = waiting(place, plan, data)
         tell(f"balance: equal and adaptive split in turns, about {plan.balance_s:.0f} s")
         balanced = balance(place, plan, data)
     tell(f"overhead: with and without evenstride in turns, about {plan.overhead_s:.0f} s")
@@ -75,6 +75,7 @@ def _measure(place: BenchRank, plan: BenchBudget, tell: Callable[[str], None]) -
         "global_batch": data.batch,
         "exactness": exact,
         "timing": timed,
+        "waiting": waited,
         "balance": balanced,
         "overhead": overhead(place, plan, data),
         "wrong": wrong(exact),
@@ -142,6 +143,67 @@ def compared(
         "read_s": median(read_s[step] for step in steps) if steps else None,
         "ratio": median(read_s[step] / times_s[step][0] for step in steps) if steps else None,
     }
+
+
+def waiting(place: BenchRank, plan: BenchBudget, data: RandomRows) -> dict[str, Any]:
+    """Return rank 0's busy times in balance, and while it waits for the others; collective.
+
+    Its share is the same in both. The others have what takes them as long, or twice as much. While
+    it waits on a GPU, the collectives that have begun occupy a part of it. So its work may take
+    longer, and evenstride would take it for a slower one. The times are ``None`` if evenstride
+    reported no step.
+    """
+    rates = place.gathered(_samples_per_s(place, plan.step_s))
+    share = max(_FEWEST // 2, data.batch // (2 * place.world_size))
+    with tempfile.TemporaryDirectory(prefix="evenstride-bench-") as folder:
+        arms, traces, steps = list[BenchArm](), list[Path](), plan.block_steps
+        for factor in (1, 2):
+            others = [max(1, round(factor * share * rate / rates[0])) for rate in rates[1:]]
+            policy = "static:" + ",".join(map(str, place.agreed([share, *others])))
+            traces.append(Path(folder) / str(factor) / TRACE_NAME)
+            trace = traces[-1] if place.rank == 0 else None
+            rows = RandomRows(share + sum(place.agreed(others)), place.device)
+            arms.append(BenchArm(place, rows, policy, trace))
+            arms[-1].block(2 * steps)
+        times_s = _blocks(place, plan.waiting_s, arms, steps)
+        for arm in arms:
+            arm.close()
+        figures: dict[str, Any] = {"share": share, "balance_s": None, "waiting_s": None}
+        if place.rank == 0:
+            read = [_read_s(trace, place.world_size)[0] for trace in traces]
+            figures |= while_waiting(read[0], read[1], steps)
+    return place.agreed({**figures, "step_s": [median(one) for one in times_s]})
+
+
+def while_waiting(
+    balanced_s: Mapping[int, float], waited_s: Mapping[int, float], steps: int
+) -> dict[str, Any]:
+    """Return busy times in balance and in waiting, and their ratio, from pairs of blocks.
+
+    Args:
+        balanced_s: Busy times by step.
+        waited_s: The same in waiting.
+        steps: Steps of a block. The first two blocks warm up, and so does each block's first step.
+    """
+    both = [_in_blocks(one, steps) for one in (balanced_s, waited_s)]
+    pairs = [(both[0][block], both[1][block]) for block in both[0] if block in both[1]]
+    if not pairs:
+        return {}
+    ratios = [waits / balanced for balanced, waits in pairs]
+    return {
+        "balance_s": median(balanced for balanced, _ in pairs),
+        "waiting_s": median(waits for _, waits in pairs),
+        "ratio": median(ratios),
+        "ratio_interval": median_interval(ratios),
+    }
+
+
+def _in_blocks(busy_s: Mapping[int, float], steps: int) -> dict[int, float]:
+    blocks: dict[int, list[float]] = {}
+    for step, seconds in busy_s.items():
+        if step >= 2 * steps and step % steps:
+            blocks.setdefault(step // steps, []).append(seconds)
+    return {block: median(seconds) for block, seconds in blocks.items()}
 
 
 def _read_s(trace: Path, workers: int) -> list[dict[int, float]]:
@@ -444,124 +506,3 @@ def in_turns(place: BenchRank, seconds: float, arms: int) -> Iterator[tuple[int,
     while rounds < 3 or place.agreed(place.now_s() - started_s < seconds):
         yield orders[rounds % len(orders)]
         rounds += 1
-
-
-def exactness(place: BenchRank) -> dict[str, dict[str, Any]]:
-    """Return the largest relative error of any rank in each precision; collective.
-
-    The reference is computed in float64 on the CPU, from the same weights and samples. The control
-    is the error without `scale`, which should be large.
-    """
-    return {
-        str(dtype).removeprefix("torch."): _judged(place, dtype, limit)
-        for dtype, limit in LIMITS.items()
-    }
-
-
-def wrong(figures: dict[str, dict[str, Any]]) -> list[str]:
-    """Return a sentence for each precision whose error is above its limit."""
-    return [
-        f"the {name} gradient of unequal shares has a relative error of {one['error']:.1e}, "
-        f"compared with one process on all samples; the limit is {one['limit']:.0e}"
-        for name, one in figures.items()
-        if not one["error"] <= one["limit"]
-    ]
-
-
-def _judged(place: BenchRank, dtype: torch.dtype, limit: float) -> dict[str, Any]:
-    with _full_precision():
-        error = largest(place, _weighted_error(place, dtype))
-        control = largest(place, _unweighted_error(place, dtype))
-    return {"error": error, "limit": limit, "control": control}
-
-
-def largest(place: BenchRank, error: float) -> float:
-    """Return the largest error of any rank; NaN counts as the largest."""
-    errors = place.gathered(error)
-    return next((one for one in errors if one != one), max(errors))
-
-
-def _weighted_error(place: BenchRank, dtype: torch.dtype) -> float:
-    """Train some steps with `Stride`; return the largest error of a gradient."""
-    sizes = _sizes(place)
-    policy = "static:" + ",".join(map(str, sizes))
-    stride = Stride(sum(sizes), policy=policy, process_group=place.group)
-    try:
-        rows, net = _rows(place, dtype), _exact_net(dtype)
-        loader = stride.loader(rows, shuffle=False, max_micro_batch=_MICRO)
-        model = stride.watch(place.averaged(net))
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-        errors: list[float] = []
-        for x, y in loader:
-            with stride.accumulate(model):
-                stride.scale(F.mse_loss(model(x), y)).backward()  # type: ignore[no-untyped-call]
-            if stride.synced:
-                errors.append(_relative_error(net, rows, len(errors) * sum(sizes), sum(sizes)))
-                optimizer.step()
-                optimizer.zero_grad()
-        return max(errors, key=lambda error: (error != error, error))
-    finally:
-        stride.close()
-
-
-def _unweighted_error(place: BenchRank, dtype: torch.dtype) -> float:
-    """Return the error of the first gradient without `scale`: the mean of the local means."""
-    sizes = _sizes(place)
-    rows, net = _rows(place, dtype), _exact_net(dtype)
-    start = sum(sizes[: place.rank])
-    x, y = rows[start : start + sizes[place.rank]]
-    model = place.averaged(net)
-    if place.group is not None:
-        loss = F.mse_loss(model(x), y)
-    else:  # one process: the mean over micro-batches of different sizes
-        parts = [
-            F.mse_loss(model(a), b) for a, b in zip(x.split(_MICRO), y.split(_MICRO), strict=True)
-        ]
-        loss = torch.stack(parts).mean()
-    loss.backward()  # type: ignore[no-untyped-call]
-    return _relative_error(net, rows, 0, sum(sizes))
-
-
-def _relative_error(net: nn.Module, rows: TensorDataset, start: int, size: int) -> float:
-    """Return the relative error of the gradient, compared with ``size`` rows from ``start`` on."""
-    truth = copy.deepcopy(net).double().cpu()
-    truth.zero_grad()
-    x, y = (column.double().cpu() for column in rows[start : start + size])
-    F.mse_loss(truth(x), y).backward()  # type: ignore[no-untyped-call]
-    expected, actual = _flat(truth), _flat(net).double().cpu()
-    return float((actual - expected).norm() / expected.norm())
-
-
-def _flat(net: nn.Module) -> Tensor:
-    gradients = [parameter.grad for parameter in net.parameters()]
-    return torch.cat([gradient.flatten() for gradient in gradients if gradient is not None])
-
-
-def _sizes(place: BenchRank) -> list[int]:
-    """Return the share of every rank: very unequal, and not multiples of the micro-batch."""
-    return [3 + 6 * rank for rank in range(place.world_size)] if place.world_size > 1 else [7]
-
-
-def _rows(place: BenchRank, dtype: torch.dtype) -> TensorDataset:
-    generator = torch.Generator().manual_seed(7)
-    length = _EXACT_STEPS * sum(_sizes(place))
-    x = torch.randn(length, _FEATURES, generator=generator, dtype=torch.float64)
-    y = torch.randn(length, 1, generator=generator, dtype=torch.float64)
-    return TensorDataset(*(column.to(place.device, dtype) for column in (x, y)))
-
-
-def _exact_net(dtype: torch.dtype) -> nn.Module:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(3)
-        return nn.Sequential(nn.Linear(_FEATURES, 7), nn.Tanh(), nn.Linear(7, 1)).to(dtype)
-
-
-@contextlib.contextmanager
-def _full_precision() -> Iterator[None]:
-    """Multiply float32 without TF32, which has 10 mantissa bits instead of 23."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)

@@ -67,6 +67,14 @@ BENCH: dict[str, Any] = {
         {"share": 85, "true_s": 0.01, "step_s": 0.021, "read_s": 0.0101, "ratio": 1.01},
         {"share": 171, "true_s": 0.02, "step_s": 0.021, "read_s": None, "ratio": None},
     ],
+    "waiting": {
+        "share": 64,
+        "balance_s": 0.008,
+        "waiting_s": 0.0084,
+        "ratio": 1.05,
+        "ratio_interval": (1.04, 1.06),
+        "step_s": [0.01, 0.018],
+    },
     "balance": {
         "global_batch": 256,
         "equal_s": 0.03,
@@ -81,7 +89,14 @@ BENCH: dict[str, Any] = {
     "overhead": OVERHEAD,
     "wrong": [],
 }
-ALONE = {**BENCH, "ranks": [_rank(0)], "backend": "", "timing": None, "balance": None}
+ALONE = {
+    **BENCH,
+    "ranks": [_rank(0)],
+    "backend": "",
+    "timing": None,
+    "waiting": None,
+    "balance": None,
+}
 REASON = "the float64 gradient of unequal shares is off by 3.0e-03"
 WRONG = {
     **BENCH,
@@ -105,6 +120,7 @@ def test_the_block_says_what_it_is_and_holds_every_part() -> None:
         "exactness",
         "timing",
         "timing",
+        "waiting",
         "balance",
         "",
         "overhead",
@@ -116,6 +132,7 @@ def test_the_block_says_what_it_is_and_holds_every_part() -> None:
         "float64 off by 2.0e-16: exact (limit 1e-12; 7.6e-01 without weights)",
         "share 85: busy time 10.000 ms, evenstride measured 10.100 ms (median ratio 1.010)",
         "share 171: busy time 20.000 ms, no step was reported in time",
+        "share 64: busy time 8.000 ms in balance, 8.400 ms while it waits for the ",
         "speed-up 1.500 (median of pairs, 95 % 1.400 to 1.600; bound 1.550",
         "shares 170/86, 2 change(s), 9 pairs",
         "ratio 1.0051 (median of pairs, 95 % 1.0010 to 1.0080)",
@@ -126,6 +143,8 @@ def test_the_block_says_what_it_is_and_holds_every_part() -> None:
 
 
 def test_unknown_and_inexact_results_are_reported_as_such() -> None:
+    unread = {**BENCH, "waiting": {**BENCH["waiting"], "waiting_s": None}}
+    assert "share 64: no step was reported in time" in tell_bench({**MACHINE, "bench": unread})
     unknown = {**BENCH, "balance": {**BENCH["balance"], "bound_model": None}}
 
     assert "bound unknown" in tell_bench({**MACHINE, "bench": unknown})
@@ -141,7 +160,7 @@ def test_one_process_is_reported_how_to_measure_the_rest() -> None:
     assert lines[-2:] == ["```", HOW_TO_GROUP]
     assert "torchrun" in HOW_TO_GROUP
     assert HOW_TO_GROUP not in tell_bench({**MACHINE, "bench": BENCH})
-    assert not any(line.startswith(("timing", "balance")) for line in lines)
+    assert not any(line.startswith(("timing", "waiting", "balance")) for line in lines)
 
 
 @pytest.fixture

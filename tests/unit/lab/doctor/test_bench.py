@@ -15,8 +15,10 @@ import torch
 import torch.distributed as dist
 
 from evenstride.errors import ConfigError
+from evenstride.lab.doctor import bench_exactness as exact
 from evenstride.lab.doctor import bench_ranks as places
 from evenstride.lab.doctor import bench_run as running
+from evenstride.lab.doctor.bench_exactness import exactness, wrong
 from evenstride.lab.doctor.bench_ranks import BenchBudget, BenchRank, take_place
 from evenstride.lab.doctor.bench_run import (
     BenchArm,
@@ -24,11 +26,10 @@ from evenstride.lab.doctor.bench_run import (
     RandomRows,
     choose_batch,
     compared,
-    exactness,
     in_turns,
     median_interval,
     run_bench,
-    wrong,
+    while_waiting,
 )
 from evenstride.runtime.engines.device_support import RankDevice, read_device
 from evenstride.testing import RankPool
@@ -67,6 +68,7 @@ def test_two_ranks_measure_everything_and_hear_the_same(ranks: RankPool) -> None
     assert [line.partition(":")[0] for line in lines] == [
         "exactness",
         "timing",
+        "waiting",
         "balance",
         "overhead",
     ]
@@ -83,6 +85,9 @@ def test_two_ranks_measure_everything_and_hear_the_same(ranks: RankPool) -> None
     assert low["share"] + high["share"] == findings["global_batch"]
     for one in (low, high):
         assert 0 < one["true_s"] <= one["step_s"]
+    waited = findings["waiting"]
+    assert 0 < waited["share"] < findings["global_batch"]
+    assert all(step_s > 0 for step_s in waited["step_s"])
 
 
 def _balance_and_overhead_are_whole(findings: dict[str, Any]) -> None:
@@ -95,6 +100,24 @@ def _balance_and_overhead_are_whole(findings: dict[str, Any]) -> None:
         assert 0 < low <= one[name] <= high
     assert 0 < overhead["own_s"] < overhead["evenstride_s"]
     assert overhead["verdict"] in ("met", "unresolved")
+
+
+def test_busy_times_in_balance_and_in_waiting_are_compared_block_by_block() -> None:
+    # Blocks of four steps; the first two blocks and each block's first step do not count.
+    balanced_s = {step: 9.0 if step < 8 or step % 4 == 0 else 2.0 for step in range(16)}
+    waited_s = {step: 9.0 if step < 8 or step % 4 == 0 else 2.1 for step in range(16)}
+    waited_s |= dict.fromkeys(range(12, 16), 2.5)
+
+    figures = while_waiting(balanced_s, waited_s, 4)
+
+    assert figures["balance_s"] == 2.0
+    assert figures["waiting_s"] == pytest.approx(2.3)
+    assert figures["ratio"] == pytest.approx(1.15)
+    assert figures["ratio_interval"] == pytest.approx((1.05, 1.25))
+
+
+def test_without_reported_steps_there_is_nothing_to_compare() -> None:
+    assert while_waiting(dict.fromkeys(range(16), 1.0), {3: 1.0}, 4) == {}
 
 
 def _exactness(rank: int, broken: bool) -> dict[str, dict[str, Any]]:
@@ -138,7 +161,7 @@ def test_a_gradient_that_is_no_number_is_wrong() -> None:
 def test_the_worst_rank_counts(monkeypatch: pytest.MonkeyPatch, errors: list[float]) -> None:
     monkeypatch.setattr(BenchRank, "gathered", lambda *_: errors)
 
-    worst = running.largest(ALONE, errors[0])
+    worst = exact.largest(ALONE, errors[0])
 
     assert worst == 2e-3 or math.isnan(worst)
 
@@ -161,6 +184,7 @@ def test_a_single_rank_has_nothing_to_time_or_balance() -> None:
 
     assert rank == 0
     assert findings["timing"] is None
+    assert findings["waiting"] is None
     assert findings["balance"] is None
     assert [line.partition(":")[0] for line in lines] == ["exactness", "overhead"]
     assert findings["overhead"]["pairs"] >= 3
@@ -335,7 +359,8 @@ def test_the_interval_of_a_median_holds_it_and_shrinks_with_agreement() -> None:
 def test_a_plan_of_some_seconds_takes_about_these() -> None:
     plan = BenchBudget.of(30.0)
 
-    assert plan.timing_s + plan.balance_s + plan.overhead_s == pytest.approx(30.0)
+    parts_s = (plan.timing_s, plan.waiting_s, plan.balance_s, plan.overhead_s)
+    assert sum(parts_s) == pytest.approx(30.0)
     assert plan.deadline_s > 4 * 30.0
     assert plan.block_s < BenchBudget().block_s == BenchBudget.of(900.0).block_s
     assert SHORT.block_steps == 10
