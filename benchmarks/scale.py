@@ -29,16 +29,17 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-import multiprocessing
 import resource
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from datetime import timedelta
-from multiprocessing.connection import Connection
 from statistics import median
+from subprocess import PIPE
 from typing import Any
 
 import psutil
@@ -80,6 +81,7 @@ SCENES = ("start", "short steps", "long steps", "exchange", "mean", "loss")
 STEPS = 16  # per exchange
 LATE_S = 2.0
 WARM_S = 4.5  # a step counts as long after 3 s
+CONNECTING = 128  # ranks that connect at the same time
 STACK_BYTES = 512 * 1024
 CHECKSUM = 0  # the ranks of `decision_s` have no schedule of their own
 
@@ -159,26 +161,25 @@ class CountedStore:
         return bool(self._store.delete_key(key))
 
 
-def _serve(ready: Connection) -> None:
+def serve() -> None:
+    """Serve a store, print its address, and end when the standard input is closed."""
     with serve_store() as address:
-        ready.send(address)
-        ready.poll(None)  # until the other end closes
+        print(json.dumps(address), flush=True)
+        sys.stdin.read()
 
 
 @contextmanager
 def store_process() -> Iterator[tuple[tuple[str, int], psutil.Process]]:
     """Serve a store in a process of its own, and yield its address and that process."""
-    context = multiprocessing.get_context("spawn")
-    here, there = context.Pipe()
-    process = context.Process(target=_serve, args=(there,), daemon=True)
-    process.start()
-    there.close()
-    try:
-        address: tuple[str, int] = here.recv()
-        yield address, psutil.Process(process.pid)
-    finally:
-        here.close()
-        process.join(10)
+    with psutil.Popen(
+        [sys.executable, __file__, "--serve"], stdin=PIPE, stdout=PIPE, text=True
+    ) as process:
+        host, port = json.loads(process.stdout.readline())
+        try:
+            yield (host, port), process
+        finally:
+            process.stdin.close()
+            process.wait(10)
 
 
 class RankStandIn:
@@ -403,7 +404,9 @@ def measure(
     """Return the figures of the wanted scenes for a number of ranks, and tell them one by one."""
     found, settings = {}, settings_for(world_size)
     with store_process() as (address, process):
-        ranks = [RankStandIn(rank, world_size, address) for rank in range(world_size)]
+        # At once, because each connection waits for look-ups of the peer's name.
+        with ThreadPoolExecutor(CONNECTING) as pool:
+            ranks = list(pool.map(lambda k: RankStandIn(k, world_size, address), range(world_size)))
         run = ManyRanks(ranks, process)
         for name, play in scenes_of(run, settings, seconds).items():
             if name == "start" or name in wanted:
@@ -459,6 +462,15 @@ def show(name: str, scene: Scene) -> None:
     )
 
 
+def prepare() -> None:
+    """Make room for many threads and connections in this process."""
+    logging.disable(logging.CRITICAL)  # every rank names the lost one
+    threading.stack_size(STACK_BYTES)
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    torch.set_num_threads(1)
+
+
 def main() -> None:
     """Measure each number of ranks and print the figures."""
     parser = argparse.ArgumentParser(
@@ -470,15 +482,15 @@ def main() -> None:
     parser.add_argument("--scenes", default=",".join(SCENES), help="which scenes, by commas")
     parser.add_argument("--seconds", type=float, default=5.0, help="of short and of long steps")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
+    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    if arguments.serve:
+        serve()
+        return
     wanted = arguments.scenes.split(",")
     if strange := set(wanted) - set(SCENES):
         parser.error(f"unknown scenes {', '.join(sorted(strange))}; expected {', '.join(SCENES)}")
-    logging.disable(logging.CRITICAL)  # every rank names the lost one
-    threading.stack_size(STACK_BYTES)
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    torch.set_num_threads(1)
+    prepare()
     found = {}
     for world_size in map(int, arguments.ranks.split(",")):
         if arguments.json:
