@@ -346,6 +346,9 @@ class ManyRanks:
         """End all threads."""
         for rank in self.ranks:
             rank.link.close(at_exit=False)
+        # Timers of the ranks that know of the loss, which end a process that hangs.
+        while stuck := [one for one in threading.enumerate() if one.name == "evenstride-stuck"]:
+            stuck[0].join()
 
 
 def settings_for(world_size: int) -> Settings:
