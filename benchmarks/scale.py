@@ -76,7 +76,7 @@ from evenstride.runtime.timing.recorder import Recorder
 from evenstride.runtime.timing.step_timer import StepRecord, StepTimer
 
 BATCH = 32  # per rank
-PER_MACHINE = 8  # ranks that share a machine, as far as evenstride is told
+PER_MACHINE = 8  # ranks that share a machine, by the names that they report
 SCENES = ("start", "short steps", "long steps", "exchange", "mean", "loss")
 STEPS = 16  # per exchange
 LATE_S = 2.0

@@ -225,7 +225,7 @@ def test_an_exchange_costs_each_rank_the_same() -> None:
 def test_a_rank_that_waits_in_a_mean_asks_about_the_leader_only(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(store_channel, "_LOOK_S", 0.0)
+    monkeypatch.setattr(store_channel, "LOOK_S", 0.0)
     many, looked, last = Many(FEW), dict[int, int](), threading.Event()
 
     def calls_of(rank: int) -> RankCalls:
