@@ -138,7 +138,7 @@ class CountedStore:
     def multi_set(self, keys: list[str], values: list[str]) -> None:
         """Set keys."""
         self._count(keys, sent=sum(map(len, values)))
-        self._store.multi_set(keys, values)
+        self._store.multi_set(keys, values)  # type: ignore[attr-defined]
 
     def wait(self, keys: list[str], timeout: timedelta) -> None:
         """Wait for keys without reading them."""
@@ -313,7 +313,10 @@ class ManyRanks:
         cpu_s = [rank.cpu_s - was_s for rank, (_, was_s) in zip(self.ranks, before, strict=True)]
         per_rank = times * len(done)
         return Scene(
-            *(sum(getattr(one, name) for one in done) / per_rank for name in asdict(Tally())),
+            requests=sum(one.requests for one in done) / per_rank,
+            keys=sum(one.keys for one in done) / per_rank,
+            sent_bytes=sum(one.sent_bytes for one in done) / per_rank,
+            received_bytes=sum(one.received_bytes for one in done) / per_rank,
             cpu_s=sum(cpu_s) / per_rank,
             leader_requests=round(done[0].requests / times),
             leader_cpu_s=cpu_s[0] / times,
@@ -394,8 +397,12 @@ def scenes_of(run: ManyRanks, settings: Settings, seconds: float) -> dict[str, C
         return run.scene(lambda: run.together(lambda rank: rank.mean(late=rank is last)))
 
     def loss() -> Scene:
+        def explain(rank: RankStandIn) -> None:
+            if rank is not last:
+                rank.explain()
+
         last.vanish()
-        return run.scene(lambda: run.together(lambda rank: rank is last or rank.explain()))
+        return run.scene(lambda: run.together(explain))
 
     plays = (start, short_steps, long_steps, exchange, mean, loss)
     return {play.__name__.replace("_", " "): play for play in plays}
