@@ -29,16 +29,17 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-import multiprocessing
 import resource
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from datetime import timedelta
-from multiprocessing.connection import Connection
 from statistics import median
+from subprocess import PIPE
 from typing import Any
 
 import psutil
@@ -75,11 +76,12 @@ from evenstride.runtime.timing.recorder import Recorder
 from evenstride.runtime.timing.step_timer import StepRecord, StepTimer
 
 BATCH = 32  # per rank
-PER_MACHINE = 8  # ranks that share a machine, as far as evenstride is told
+PER_MACHINE = 8  # ranks that share a machine, by the names that they report
 SCENES = ("start", "short steps", "long steps", "exchange", "mean", "loss")
 STEPS = 16  # per exchange
 LATE_S = 2.0
 WARM_S = 4.5  # a step counts as long after 3 s
+CONNECTING = 128  # ranks that connect at the same time
 STACK_BYTES = 512 * 1024
 CHECKSUM = 0  # the ranks of `decision_s` have no schedule of their own
 
@@ -136,7 +138,7 @@ class CountedStore:
     def multi_set(self, keys: list[str], values: list[str]) -> None:
         """Set keys."""
         self._count(keys, sent=sum(map(len, values)))
-        self._store.multi_set(keys, values)
+        self._store.multi_set(keys, values)  # type: ignore[attr-defined]
 
     def wait(self, keys: list[str], timeout: timedelta) -> None:
         """Wait for keys without reading them."""
@@ -159,26 +161,25 @@ class CountedStore:
         return bool(self._store.delete_key(key))
 
 
-def _serve(ready: Connection) -> None:
+def serve() -> None:
+    """Serve a store, print its address, and end when the standard input is closed."""
     with serve_store() as address:
-        ready.send(address)
-        ready.poll(None)  # until the other end closes
+        print(json.dumps(address), flush=True)
+        sys.stdin.read()
 
 
 @contextmanager
 def store_process() -> Iterator[tuple[tuple[str, int], psutil.Process]]:
     """Serve a store in a process of its own, and yield its address and that process."""
-    context = multiprocessing.get_context("spawn")
-    here, there = context.Pipe()
-    process = context.Process(target=_serve, args=(there,), daemon=True)
-    process.start()
-    there.close()
-    try:
-        address: tuple[str, int] = here.recv()
-        yield address, psutil.Process(process.pid)
-    finally:
-        here.close()
-        process.join(10)
+    with psutil.Popen(
+        [sys.executable, __file__, "--serve"], stdin=PIPE, stdout=PIPE, text=True
+    ) as process:
+        host, port = json.loads(process.stdout.readline())
+        try:
+            yield (host, port), process
+        finally:
+            process.stdin.close()
+            process.wait(10)
 
 
 class RankStandIn:
@@ -312,7 +313,10 @@ class ManyRanks:
         cpu_s = [rank.cpu_s - was_s for rank, (_, was_s) in zip(self.ranks, before, strict=True)]
         per_rank = times * len(done)
         return Scene(
-            *(sum(getattr(one, name) for one in done) / per_rank for name in asdict(Tally())),
+            requests=sum(one.requests for one in done) / per_rank,
+            keys=sum(one.keys for one in done) / per_rank,
+            sent_bytes=sum(one.sent_bytes for one in done) / per_rank,
+            received_bytes=sum(one.received_bytes for one in done) / per_rank,
             cpu_s=sum(cpu_s) / per_rank,
             leader_requests=round(done[0].requests / times),
             leader_cpu_s=cpu_s[0] / times,
@@ -345,6 +349,9 @@ class ManyRanks:
         """End all threads."""
         for rank in self.ranks:
             rank.link.close(at_exit=False)
+        # Timers of the ranks that know of the loss, which end a process that hangs.
+        while stuck := [one for one in threading.enumerate() if one.name == "evenstride-stuck"]:
+            stuck[0].join()
 
 
 def settings_for(world_size: int) -> Settings:
@@ -390,8 +397,12 @@ def scenes_of(run: ManyRanks, settings: Settings, seconds: float) -> dict[str, C
         return run.scene(lambda: run.together(lambda rank: rank.mean(late=rank is last)))
 
     def loss() -> Scene:
+        def explain(rank: RankStandIn) -> None:
+            if rank is not last:
+                rank.explain()
+
         last.vanish()
-        return run.scene(lambda: run.together(lambda rank: rank is last or rank.explain()))
+        return run.scene(lambda: run.together(explain))
 
     plays = (start, short_steps, long_steps, exchange, mean, loss)
     return {play.__name__.replace("_", " "): play for play in plays}
@@ -403,7 +414,9 @@ def measure(
     """Return the figures of the wanted scenes for a number of ranks, and tell them one by one."""
     found, settings = {}, settings_for(world_size)
     with store_process() as (address, process):
-        ranks = [RankStandIn(rank, world_size, address) for rank in range(world_size)]
+        # At once, because each connection waits for look-ups of the peer's name.
+        with ThreadPoolExecutor(CONNECTING) as pool:
+            ranks = list(pool.map(lambda k: RankStandIn(k, world_size, address), range(world_size)))
         run = ManyRanks(ranks, process)
         for name, play in scenes_of(run, settings, seconds).items():
             if name == "start" or name in wanted:
@@ -459,6 +472,15 @@ def show(name: str, scene: Scene) -> None:
     )
 
 
+def prepare() -> None:
+    """Make room for many threads and connections in this process."""
+    logging.disable(logging.CRITICAL)  # every rank names the lost one
+    threading.stack_size(STACK_BYTES)
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    torch.set_num_threads(1)
+
+
 def main() -> None:
     """Measure each number of ranks and print the figures."""
     parser = argparse.ArgumentParser(
@@ -470,15 +492,15 @@ def main() -> None:
     parser.add_argument("--scenes", default=",".join(SCENES), help="which scenes, by commas")
     parser.add_argument("--seconds", type=float, default=5.0, help="of short and of long steps")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
+    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    if arguments.serve:
+        serve()
+        return
     wanted = arguments.scenes.split(",")
     if strange := set(wanted) - set(SCENES):
         parser.error(f"unknown scenes {', '.join(sorted(strange))}; expected {', '.join(SCENES)}")
-    logging.disable(logging.CRITICAL)  # every rank names the lost one
-    threading.stack_size(STACK_BYTES)
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    torch.set_num_threads(1)
+    prepare()
     found = {}
     for world_size in map(int, arguments.ranks.split(",")):
         if arguments.json:

@@ -103,7 +103,8 @@ def apply(
     if band is None and verdict.expected_s:
         band = verdict.expected_s[rank], verdict.band[rank]
     if band is not None:
-        local.recorder.expect(ToleranceBand(after[rank], *band))
+        expected_s, part = band
+        local.recorder.expect(ToleranceBand(after[rank], expected_s, part))
     if verdict.save_after is not None:
         local.saves.agreed(verdict.save_after, save=True)
     if verdict.go_after is not None:

@@ -342,7 +342,8 @@ def diagnose(
     this watch, and the others wait for their report.
     """
     if not liveness.reads_all(f"failed/{step}"):
-        return _await_report(known)
+        _await_report(known)
+        return None
     first, started_s = liveness.beats(), time.monotonic()
     now = first
     while (watched_s := time.monotonic() - started_s) < SILENT_S and not known():

@@ -78,7 +78,7 @@ class LossReport:
     def known(self) -> bool:
         return self.text is not None
 
-    def told(self) -> bool:
+    def heard_of_any(self) -> bool:
         """Return whether a loss is known; ask the store, as the control thread may have ended."""
         if self.text is None and self._channel.has([LOST]):
             self.heard(*self._channel.read([LOST]))
@@ -172,7 +172,7 @@ def look_for_the_lost(
     if report.known():
         return
     try:
-        lost = diagnose(liveness, rank, step, report.told)
+        lost = diagnose(liveness, rank, step, report.heard_of_any)
     except RuntimeError:
         report.heard("the process group's store is gone, with the rank or launcher that hosts it")
         return

@@ -34,7 +34,7 @@ TELL_AFTER = timedelta(seconds=10)
 # A control thread waits for the next message until the run ends.
 FOREVER = timedelta(days=30)
 # A rank that waits for others checks at this interval whether they can still arrive.
-_LOOK_S = 0.5
+LOOK_S = 0.5
 # It sleeps between polls of the store: a fraction of the time waited so far, within bounds.
 _NAP, _SHORTEST_NAP_S, _LONGEST_NAP_S = 0.02, 0.0002, 0.25
 # Polls per second of all ranks together; a store serves several times as many.
@@ -230,7 +230,7 @@ def _poll(
         if silent and waited_s >= tell_after.total_seconds():
             silent = False
             tell()
-        if waited_s >= looked_s + _LOOK_S:
+        if waited_s >= looked_s + LOOK_S:
             looked_s = waited_s
             look()
         time.sleep(max(min(waited_s * _NAP, _LONGEST_NAP_S), shortest_s))
