@@ -48,12 +48,13 @@ from evenstride.core.membership.member_table import (
 )
 from evenstride.core.membership.worker_profiles import merged
 from evenstride.core.policies.static import Uniform, is_fixed
-from evenstride.core.policy import Move, checked
+from evenstride.core.policy import Keep, Move, checked
 from evenstride.core.time_model.estimates import Estimate
 from evenstride.core.time_model.kalman import learn_times
 from evenstride.core.time_model.observation import Measurements, communication_s
 from evenstride.errors import ConfigError
 
+_PUT_OFF = Keep("opening: the first step at a batch size says nothing about speed", settled=False)
 _SMOOTHING = 0.3  # factor for the communication time, per exchange
 
 
@@ -114,7 +115,11 @@ def _decide(control: Control, event: Exchanged) -> tuple[Control, Verdict]:
         return control, Verdict(event.effective, None, reason="the run ends", exchange_after=never)
     situation = control.situation(event.step, measured, event.epoch)
     fleet, shared_s = situation.fleet, control.communication_s
-    policy_state, decision = control.policy.decide(control.policy_state, situation)
+    put_off = _too_early(control, measured)
+    if put_off:
+        policy_state, decision = control.policy_state, _PUT_OFF
+    else:
+        policy_state, decision = control.policy.decide(control.policy_state, situation)
     shares = control.shares
     if isinstance(decision, Move):
         shares = checked(decision, control.policy, fleet).shares
@@ -123,8 +128,9 @@ def _decide(control: Control, event: Exchanged) -> tuple[Control, Verdict]:
     shares = allowed(within(shares, fleet), fleet, running=True)
     moved = shares != control.shares
     # A settled policy expects no early change, so no further steps need to wait for decisions.
-    opening_left = 0 if decision.settled else max(0, control.opening_left - 1)
-    after = replace(control, policy_state=policy_state, shares=shares, opening_left=opening_left)
+    opening_left = 0 if decision.settled else max(0, control.opening_left - (not put_off))
+    after = replace(control, policy_state=policy_state, shares=shares)
+    after = replace(after, opening_left=opening_left, put_off=put_off)
     # For the new shares, because a rank compares its steps with the share that holds next.
     expect, longest_s = expected(after)
     step_s = longest_s + shared_s if longest_s else 0.0
@@ -145,6 +151,17 @@ def _decide(control: Control, event: Exchanged) -> tuple[Control, Verdict]:
         reason,
         exchange_after=1 if opening_left else cadence.steps,
     )
+
+
+def _too_early(control: Control, reports: Measurements) -> bool:
+    """Return whether a decision of the opening waits for a step that says something about speed.
+
+    On an accelerator, and of a compiled model, the first step at a new batch size says nothing.
+    """
+    if not control.opening_left or control.put_off:
+        return False
+    worked = reports.share > 0
+    return bool(worked.any() and not reports.modelled[worked].any())
 
 
 def _possible(reports: Measurements, control: Control) -> Mask:
