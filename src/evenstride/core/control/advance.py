@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -48,7 +49,7 @@ from evenstride.core.membership.member_table import (
 )
 from evenstride.core.membership.worker_profiles import merged
 from evenstride.core.policies.static import Uniform, is_fixed
-from evenstride.core.policy import Keep, Move, checked
+from evenstride.core.policy import Decision, Keep, Move, checked
 from evenstride.core.time_model.estimates import Estimate
 from evenstride.core.time_model.kalman import learn_times
 from evenstride.core.time_model.observation import Measurements, communication_s
@@ -116,10 +117,10 @@ def _decide(control: Control, event: Exchanged) -> tuple[Control, Verdict]:
     situation = control.situation(event.step, measured, event.epoch)
     fleet, shared_s = situation.fleet, control.communication_s
     put_off = _too_early(control, measured)
-    if put_off:
-        policy_state, decision = control.policy_state, _PUT_OFF
-    else:
-        policy_state, decision = control.policy.decide(control.policy_state, situation)
+    decided: tuple[Any, Decision] = (control.policy_state, _PUT_OFF)
+    if not put_off:
+        decided = control.policy.decide(control.policy_state, situation)
+    policy_state, decision = decided
     shares = control.shares
     if isinstance(decision, Move):
         shares = checked(decision, control.policy, fleet).shares
