@@ -49,13 +49,13 @@ from evenstride.core.membership.member_table import (
 )
 from evenstride.core.membership.worker_profiles import merged
 from evenstride.core.policies.static import Uniform, is_fixed
-from evenstride.core.policy import Decision, Keep, Move, checked
+from evenstride.core.policy import Decision, Keep, Move, Situation, checked
 from evenstride.core.time_model.estimates import Estimate
 from evenstride.core.time_model.kalman import learn_times
 from evenstride.core.time_model.observation import Measurements, communication_s
 from evenstride.errors import ConfigError
 
-_PUT_OFF = Keep("opening: the first step at a batch size says nothing about speed", settled=False)
+_POSTPONED = Keep("opening: the first step at a batch size says nothing about speed", settled=False)
 _SMOOTHING = 0.3  # factor for the communication time, per exchange
 
 
@@ -116,11 +116,8 @@ def _decide(control: Control, event: Exchanged) -> tuple[Control, Verdict]:
         return control, Verdict(event.effective, None, reason="the run ends", exchange_after=never)
     situation = control.situation(event.step, measured, event.epoch)
     fleet, shared_s = situation.fleet, control.communication_s
-    put_off = _too_early(control, measured)
-    decided: tuple[Any, Decision] = (control.policy_state, _PUT_OFF)
-    if not put_off:
-        decided = control.policy.decide(control.policy_state, situation)
-    policy_state, decision = decided
+    postponed = _too_early(control, measured)
+    policy_state, decision = _decision(control, situation, postponed=postponed)
     shares = control.shares
     if isinstance(decision, Move):
         shares = checked(decision, control.policy, fleet).shares
@@ -128,10 +125,14 @@ def _decide(control: Control, event: Exchanged) -> tuple[Control, Verdict]:
     # because a run must go on even with a worker that the policy had left out.
     shares = allowed(within(shares, fleet), fleet, running=True)
     moved = shares != control.shares
-    # A settled policy expects no early change, so no further steps need to wait for decisions.
-    opening_left = 0 if decision.settled else max(0, control.opening_left - (not put_off))
-    after = replace(control, policy_state=policy_state, shares=shares)
-    after = replace(after, opening_left=opening_left, put_off=put_off)
+    after = replace(
+        control,
+        policy_state=policy_state,
+        shares=shares,
+        # A settled policy expects no early change, so no further steps wait for decisions.
+        opening_left=0 if decision.settled else max(0, control.opening_left - (not postponed)),
+        postponed=postponed,
+    )
     # For the new shares, because a rank compares its steps with the share that holds next.
     expect, longest_s = expected(after)
     step_s = longest_s + shared_s if longest_s else 0.0
@@ -143,15 +144,23 @@ def _decide(control: Control, event: Exchanged) -> tuple[Control, Verdict]:
     )
     if not sound.all():
         reason += f" (ignored {int((~sound).sum())} invalid report(s))"
+    opening = after.opening_left > 0
     return after, Verdict(
         event.effective,
         after.rank_shares if moved else None,
-        opening_left > 0,
+        opening,
         expect.expected_s,
         expect.band,
         reason,
-        exchange_after=1 if opening_left else cadence.steps,
+        exchange_after=1 if opening else cadence.steps,
     )
+
+
+def _decision(control: Control, situation: Situation, *, postponed: bool) -> tuple[Any, Decision]:
+    """Return the policy's next state and its decision."""
+    if postponed:
+        return control.policy_state, _POSTPONED
+    return control.policy.decide(control.policy_state, situation)
 
 
 def _too_early(control: Control, reports: Measurements) -> bool:
@@ -159,7 +168,7 @@ def _too_early(control: Control, reports: Measurements) -> bool:
 
     On an accelerator, and of a compiled model, the first step at a new batch size says nothing.
     """
-    if not control.opening_left or control.put_off:
+    if not control.opening_left or control.postponed:
         return False
     worked = reports.share > 0
     return bool(worked.any() and not reports.modelled[worked].any())

@@ -88,7 +88,7 @@ class Control:
     cadence: ExchangeInterval = field(default_factory=ExchangeInterval)
     communication_s: float = 0.0  # per step, smoothed
     opening_left: int = 0  # exchanges for which each step still waits for its decision
-    put_off: bool = False  # whether the latest decision of the opening was put off by a step
+    postponed: bool = False  # whether the opening has just postponed a decision by one step
     # For each rank, the number of invalid observations: a time that is not a positive, finite
     # number, or an impossible share. Nothing is learned from them.
     refused: tuple[int, ...] = ()
