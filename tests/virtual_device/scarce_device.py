@@ -64,7 +64,8 @@ def room_mb(rank: int, cards: list[str]) -> float:
     with patch.object(module, "get_device_properties", lambda _: card, create=True):
         stride.watch(model)
     for _, x, _ in stride.loader(rows(8 * 3, torch.float32)):
-        stride.scale(model(x.to(virtual.DEVICE)).sum()).backward()  # type: ignore[no-untyped-call]
+        loss = model(x.to(virtual.DEVICE)).square().mean()
+        stride.scale(loss).backward()  # type: ignore[no-untyped-call]
     virtual.limit_memory(torch.accelerator.memory_allocated() + 1000 * 10**6)
     held = session(stride).state.peaks.take()
     assert held is not None

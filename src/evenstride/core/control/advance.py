@@ -38,7 +38,7 @@ from evenstride.core.control.state import (
     remember,
     serving,
 )
-from evenstride.core.fleet import IntArray, Mask, Shares, Worker, as_array
+from evenstride.core.fleet import Fleet, IntArray, Mask, Shares, Worker, as_array
 from evenstride.core.membership.member_table import (
     DepartureOrder,
     Member,
@@ -118,12 +118,7 @@ def _decide(control: Control, event: Exchanged) -> tuple[Control, Verdict]:
     fleet, shared_s = situation.fleet, control.communication_s
     postponed = _too_early(control, measured)
     policy_state, decision = _decision(control, situation, postponed=postponed)
-    shares = control.shares
-    if isinstance(decision, Move):
-        shares = checked(decision, control.policy, fleet).shares
-    # Also for a policy that keeps its shares: memory may have narrowed the bounds since. `running`,
-    # because a run must go on even with a worker that the policy had left out.
-    shares = allowed(within(shares, fleet), fleet, running=True)
+    shares = _shares(control, decision, fleet)
     moved = shares != control.shares
     after = replace(
         control,
@@ -144,15 +139,14 @@ def _decide(control: Control, event: Exchanged) -> tuple[Control, Verdict]:
     )
     if not sound.all():
         reason += f" (ignored {int((~sound).sum())} invalid report(s))"
-    opening = after.opening_left > 0
     return after, Verdict(
         event.effective,
         after.rank_shares if moved else None,
-        opening,
+        after.opening_left > 0,
         expect.expected_s,
         expect.band,
         reason,
-        exchange_after=1 if opening else cadence.steps,
+        exchange_after=1 if after.opening_left else cadence.steps,
     )
 
 
@@ -161,6 +155,16 @@ def _decision(control: Control, situation: Situation, *, postponed: bool) -> tup
     if postponed:
         return control.policy_state, _POSTPONED
     return control.policy.decide(control.policy_state, situation)
+
+
+def _shares(control: Control, decision: Decision, fleet: Fleet) -> Shares:
+    """Return the fleet's next shares."""
+    shares = control.shares
+    if isinstance(decision, Move):
+        shares = checked(decision, control.policy, fleet).shares
+    # Also for a policy that keeps its shares: memory may have narrowed the bounds since. `running`,
+    # because a run must go on even with a worker that the policy had left out.
+    return allowed(within(shares, fleet), fleet, running=True)
 
 
 def _too_early(control: Control, reports: Measurements) -> bool:

@@ -88,7 +88,6 @@ class Control:
     cadence: ExchangeInterval = field(default_factory=ExchangeInterval)
     communication_s: float = 0.0  # per step, smoothed
     opening_left: int = 0  # exchanges for which each step still waits for its decision
-    postponed: bool = False  # whether the opening has just postponed a decision by one step
     # For each rank, the number of invalid observations: a time that is not a positive, finite
     # number, or an impossible share. Nothing is learned from them.
     refused: tuple[int, ...] = ()
@@ -100,6 +99,8 @@ class Control:
     membership: Membership = field(default_factory=Membership)
     profiles: tuple[WorkerProfile, ...] = ()  # of earlier workers
     saved_for: frozenset[str] = frozenset()
+    # Whether the opening has just postponed a decision by one step.
+    postponed: bool = False
     # Why steps cannot be measured; empty if they can. With a reason, the policy is a fixed one and
     # nothing is learned.
     not_measured: str = ""
