@@ -57,15 +57,18 @@ def train(rank: int) -> dict[str, Any]:
 def room_mb(rank: int, cards: list[str]) -> float:
     """Return how many MB this rank is told it can have, on a device whose card has 1,000 free."""
     group = start(rank)
-    stride = evenstride.Stride(global_batch=8, process_group=group)
-    model = nn.Linear(1, 1).to(virtual.DEVICE)
-    properties = SimpleNamespace(uuid=cards[rank])
+    stride = evenstride.Stride(global_batch=8, policy="uniform", process_group=group)
     module = torch.get_device_module(virtual.DEVICE)
-    with patch.object(module, "get_device_properties", lambda _: properties, create=True):
-        stride.watch(DistributedDataParallel(model, process_group=group))
+    card = SimpleNamespace(uuid=cards[rank])
+    model = DistributedDataParallel(nn.Linear(5, 1).to(virtual.DEVICE), process_group=group)
+    with patch.object(module, "get_device_properties", lambda _: card, create=True):
+        stride.watch(model)
+    for _, x, _ in stride.loader(rows(8 * 3, torch.float32)):
+        loss = model(x.to(virtual.DEVICE)).square().mean()
+        stride.scale(loss).backward()  # type: ignore[no-untyped-call]
     virtual.limit_memory(torch.accelerator.memory_allocated() + 1000 * 10**6)
-    meter = session(stride).state.peaks._meter
-    assert meter is not None
-    assert meter.limit_bytes is not None
+    held = session(stride).state.peaks.take()
+    assert held is not None
+    assert held.limit_bytes is not None
     stride.close()
-    return meter.limit_bytes / 1e6
+    return held.limit_bytes / 1e6

@@ -108,5 +108,7 @@ def test_the_split_is_the_best(virtual_ranks: RankPool) -> None:
         for b in range(88, 98)
         for c in range(40, 54)
     )
-    for split in splits[-20:]:
+    # In the opening every second step is the first one at its sizes, which says nothing.
+    assert splits[2] == splits[3]
+    for split in splits[4:]:
         assert _step_ms(split) <= 1.02 * best_ms, split

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -37,7 +38,7 @@ from evenstride.core.control.state import (
     remember,
     serving,
 )
-from evenstride.core.fleet import IntArray, Mask, Shares, Worker, as_array
+from evenstride.core.fleet import Fleet, IntArray, Mask, Shares, Worker, as_array
 from evenstride.core.membership.member_table import (
     DepartureOrder,
     Member,
@@ -48,12 +49,13 @@ from evenstride.core.membership.member_table import (
 )
 from evenstride.core.membership.worker_profiles import merged
 from evenstride.core.policies.static import Uniform, is_fixed
-from evenstride.core.policy import Move, checked
+from evenstride.core.policy import Decision, Keep, Move, Situation, checked
 from evenstride.core.time_model.estimates import Estimate
 from evenstride.core.time_model.kalman import learn_times
 from evenstride.core.time_model.observation import Measurements, communication_s
 from evenstride.errors import ConfigError
 
+_POSTPONED = Keep("opening: the first step at a batch size says nothing about speed", settled=False)
 _SMOOTHING = 0.3  # factor for the communication time, per exchange
 
 
@@ -114,17 +116,18 @@ def _decide(control: Control, event: Exchanged) -> tuple[Control, Verdict]:
         return control, Verdict(event.effective, None, reason="the run ends", exchange_after=never)
     situation = control.situation(event.step, measured, event.epoch)
     fleet, shared_s = situation.fleet, control.communication_s
-    policy_state, decision = control.policy.decide(control.policy_state, situation)
-    shares = control.shares
-    if isinstance(decision, Move):
-        shares = checked(decision, control.policy, fleet).shares
-    # Also for a policy that keeps its shares: memory may have narrowed the bounds since. `running`,
-    # because a run must go on even with a worker that the policy had left out.
-    shares = allowed(within(shares, fleet), fleet, running=True)
+    postponed = _too_early(control, measured)
+    policy_state, decision = _decision(control, situation, postponed=postponed)
+    shares = _shares(control, decision, fleet)
     moved = shares != control.shares
-    # A settled policy expects no early change, so no further steps need to wait for decisions.
-    opening_left = 0 if decision.settled else max(0, control.opening_left - 1)
-    after = replace(control, policy_state=policy_state, shares=shares, opening_left=opening_left)
+    after = replace(
+        control,
+        policy_state=policy_state,
+        shares=shares,
+        # A settled policy expects no early change, so no further steps wait for decisions.
+        opening_left=0 if decision.settled else max(0, control.opening_left - (not postponed)),
+        postponed=postponed,
+    )
     # For the new shares, because a rank compares its steps with the share that holds next.
     expect, longest_s = expected(after)
     step_s = longest_s + shared_s if longest_s else 0.0
@@ -139,12 +142,40 @@ def _decide(control: Control, event: Exchanged) -> tuple[Control, Verdict]:
     return after, Verdict(
         event.effective,
         after.rank_shares if moved else None,
-        opening_left > 0,
+        after.opening_left > 0,
         expect.expected_s,
         expect.band,
         reason,
-        exchange_after=1 if opening_left else cadence.steps,
+        exchange_after=1 if after.opening_left else cadence.steps,
     )
+
+
+def _decision(control: Control, situation: Situation, *, postponed: bool) -> tuple[Any, Decision]:
+    """Return the policy's next state and its decision."""
+    if postponed:
+        return control.policy_state, _POSTPONED
+    return control.policy.decide(control.policy_state, situation)
+
+
+def _shares(control: Control, decision: Decision, fleet: Fleet) -> Shares:
+    """Return the fleet's next shares."""
+    shares = control.shares
+    if isinstance(decision, Move):
+        shares = checked(decision, control.policy, fleet).shares
+    # Also for a policy that keeps its shares: memory may have narrowed the bounds since. `running`,
+    # because a run must go on even with a worker that the policy had left out.
+    return allowed(within(shares, fleet), fleet, running=True)
+
+
+def _too_early(control: Control, reports: Measurements) -> bool:
+    """Return whether a decision of the opening waits for a step that says something about speed.
+
+    On an accelerator, and of a compiled model, the first step at a new batch size says nothing.
+    """
+    if not control.opening_left or control.postponed:
+        return False
+    worked = reports.share > 0
+    return bool(worked.any() and not reports.modelled[worked].any())
 
 
 def _possible(reports: Measurements, control: Control) -> Mask:

@@ -99,6 +99,8 @@ class Control:
     membership: Membership = field(default_factory=Membership)
     profiles: tuple[WorkerProfile, ...] = ()  # of earlier workers
     saved_for: frozenset[str] = frozenset()
+    # Whether the opening has just postponed a decision by one step.
+    postponed: bool = False
     # Why steps cannot be measured; empty if they can. With a reason, the policy is a fixed one and
     # nothing is learned.
     not_measured: str = ""

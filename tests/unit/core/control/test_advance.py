@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -107,6 +107,23 @@ def test_the_opening_phase_ends_after_its_steps_even_if_nothing_settles() -> Non
         blocking.append(verdict.opening)
 
     assert blocking == [True] * 7 + [False] * 5
+
+
+def test_a_step_that_says_nothing_about_speed_postpones_a_decision_of_the_opening_once() -> None:
+    control, _ = advance(Control(policy_from_spec("adaptive")), FleetFormed(0, 0, 100, TWO))
+    seen = [_seen(0, 50, 0.05), _seen(1, 50, 0.2)]
+    unmodelled = [replace(one, busy_s=(9.0,), modelled=False) for one in seen]
+
+    first, (kept, *_, after) = advance(control, Exchanged(2, 2, Measurements.of(unmodelled)))
+    second, (move, *_) = advance(first, Exchanged(3, 3, Measurements.of(seen)))
+    again, _ = advance(first, Exchanged(3, 3, Measurements.of(unmodelled)))
+
+    assert isinstance(kept, KeepShares)
+    check_message(kept.reason)
+    assert after == ExchangeAfter(1, True)
+    left = [each.opening_left for each in (control, first, second, again)]
+    assert [left[0] - each for each in left] == [0, 0, 1, 1], "it ends even so"
+    assert isinstance(move, SetShares)
 
 
 def test_skipping_the_opening_ends_the_waiting() -> None:
