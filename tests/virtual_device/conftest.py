@@ -33,7 +33,7 @@ def virtual_ranks() -> Iterator[RankPool]:
 
 @pytest.fixture(scope="session")
 def virtual_scripts() -> Iterator[None]:
-    """For scripts that `tests.faults.ranks` starts, and that use the device; builds it if needed."""
+    """Prepares for scripts that use the device; `tests.faults.ranks` starts them."""
     if reason := missing():
         pytest.skip(reason)
     built()

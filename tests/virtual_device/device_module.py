@@ -84,6 +84,7 @@ def _register() -> None:
     torch._register_device_module(TYPE, _module())  # type: ignore[no-untyped-call]
     backend_registration.generate_methods_for_privateuse1_backend(for_storage=True)
     dist.Backend.register_backend("vccl", _vccl, extended_api=True, devices=["cpu", TYPE])
+    dist.Backend.default_device_backend_map["cpu"] = "gloo"  # as without this device
 
 
 def costs(

@@ -39,8 +39,8 @@ def train(rank: int, policy: str) -> dict[str, Any]:
     optimizer = torch.optim.SGD(module.parameters(), lr=0.05)
     gradients = []
     for _, x, y in loader:
-        times = len(x) * FORWARD_MS[rank], len(x) * BACKWARD_MS[rank]
-        out = virtual.worked(model(x.to(device)), *times)
+        work_ms = len(x) * FORWARD_MS[rank], len(x) * BACKWARD_MS[rank]
+        out = virtual.worked(model(x.to(device)), *work_ms)
         stride.scale(nn.functional.mse_loss(out, y.to(device))).backward()  # type: ignore[no-untyped-call]
         gradients.append(flat(module))
         optimizer.step()
