@@ -55,10 +55,13 @@ class LossModel(nn.Module):
     def __init__(self, blocks: Sequence[Block]) -> None:
         super().__init__()
         self.blocks, self.head = nn.ModuleList(blocks), nn.Linear(WIDTH, 1)
+        self.gathers = False  # whether the model gathers each block by itself
 
     def forward(self, x: Tensor) -> Tensor:
         """Return a mean over the samples."""
         for block in self.blocks:
+            if self.gathers:
+                block.unshard()  # type: ignore[operator]
             x = block(x)
         loss: Tensor = self.head(x).float().square().mean()
         return loss
@@ -74,6 +77,7 @@ def sharded(how: str, times: tuple[float, float], mesh: DeviceMesh, each: bool =
         for block in blocks:
             block.compile(backend="aot_eager")
     model = LossModel(blocks).to(virtual.DEVICE)
+    model.gathers = how == "gathered by hand"
     options: dict[str, Any] = {"mesh": mesh, "reshard_after_forward": how != "kept gathered"}
     if how == "mixed precision":
         options["mp_policy"] = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
@@ -82,6 +86,8 @@ def sharded(how: str, times: tuple[float, float], mesh: DeviceMesh, each: bool =
     for block in blocks:
         fully_shard(block, **options)
     root: Any = fully_shard(model, **options)
+    if how == "ended by hand":
+        root.set_manual_backward_finalization(True)
     wrapped: list[Any] = list(blocks)
     if how == "prefetched":
         for before, after in pairwise(wrapped):
@@ -136,6 +142,8 @@ def timed(
             with stride.accumulate(model):
                 loss = model(x.to(virtual.DEVICE, non_blocking=True))
                 stride.scale(loss).backward()  # type: ignore[no-untyped-call]
+            if how == "ended by hand":
+                model.finalize_backward()
             if stride.synced:
                 optimizer.step()
                 optimizer.zero_grad()
