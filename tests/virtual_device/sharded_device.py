@@ -77,7 +77,6 @@ def sharded(how: str, times: tuple[float, float], mesh: DeviceMesh, each: bool =
         for block in blocks:
             block.compile(backend="aot_eager")
     model = LossModel(blocks).to(virtual.DEVICE)
-    model.gathers = how == "gathered by hand"
     options: dict[str, Any] = {"mesh": mesh, "reshard_after_forward": how != "kept gathered"}
     if how == "mixed precision":
         options["mp_policy"] = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
@@ -86,18 +85,23 @@ def sharded(how: str, times: tuple[float, float], mesh: DeviceMesh, each: bool =
     for block in blocks:
         fully_shard(block, **options)
     root: Any = fully_shard(model, **options)
+    _steer(root, how, list(blocks))
+    return root
+
+
+def _steer(root: Any, how: str, blocks: list[Any]) -> None:
+    """Set when the model gathers, and who ends its backward pass."""
+    root.gathers = how == "gathered by hand"
     if how == "ended by hand":
         root.set_manual_backward_finalization(True)
-    wrapped: list[Any] = list(blocks)
     if how == "prefetched":
-        for before, after in pairwise(wrapped):
+        for before, after in pairwise(blocks):
             before.set_modules_to_forward_prefetch([after])
             after.set_modules_to_backward_prefetch([before])
     if how == "gathered ahead":
-        for block in wrapped:
+        for block in blocks:
             for group in parameter_groups(block):
                 group.unshard_async_op = True
-    return root
 
 
 def islands(rank: int, names: tuple[str, str] = ("copy", "shard")) -> DeviceMesh:
