@@ -147,6 +147,10 @@ FABRIC = TRAINER = LIGHTNING
 LAUNCHERS = "tests/integrations/test_launchers.py"
 # Run by another test, which has these words in it.
 ELSEWHERE = {
+    ".venv/bin/python tools/check_fsdp.py wheels/*.whl": (
+        "tests/unit/runtime/engines/test_fsdp_source.py",
+        "check_fsdp.main(",
+    ),
     "rm -r runs/saved": (TUTORIAL, "rm -r runs/saved"),
     "torchrun --nproc-per-node 3 train.py": (TUTORIAL, "torchrun --nproc-per-node 3 train.py"),
     "torchrun --nproc-per-node 1 train.py": ("tests/multiproc/test_examples.py", "split=(4096,)"),
@@ -226,6 +230,7 @@ ELSEWHERE = {
 # Not run, and why.
 NOT_RUN = {
     "pip install .": NETWORK,
+    "pip download torch==2.15.0 --no-deps --dest wheels": NETWORK,
     "pip install . --extra-index-url https://download.pytorch.org/whl/cpu": NETWORK,
     "make setup TORCH_INDEX=https://download.pytorch.org/whl/cpu": NETWORK,
     "torchrun --nnodes 3 --nproc-per-node 1 --rdzv-backend c10d"

@@ -29,6 +29,8 @@ _PATH = os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", "
 
 def missing() -> str:
     """Return what the build needs and this machine lacks; empty if it has everything."""
+    if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 9):
+        return "the virtual device needs torch 2.9 or newer to be built"
     lacks = [name for name in ("c++", "ninja") if shutil.which(name, path=_PATH) is None]
     return f"the virtual device needs {' and '.join(lacks)} to be built" if lacks else ""
 

@@ -55,10 +55,13 @@ class LossModel(nn.Module):
     def __init__(self, blocks: Sequence[Block]) -> None:
         super().__init__()
         self.blocks, self.head = nn.ModuleList(blocks), nn.Linear(WIDTH, 1)
+        self.gathers = False  # whether the model gathers each block by itself
 
     def forward(self, x: Tensor) -> Tensor:
         """Return a mean over the samples."""
         for block in self.blocks:
+            if self.gathers:
+                block.unshard()  # type: ignore[operator]
             x = block(x)
         loss: Tensor = self.head(x).float().square().mean()
         return loss
@@ -82,16 +85,23 @@ def sharded(how: str, times: tuple[float, float], mesh: DeviceMesh, each: bool =
     for block in blocks:
         fully_shard(block, **options)
     root: Any = fully_shard(model, **options)
-    wrapped: list[Any] = list(blocks)
+    _steer(root, how, list(blocks))
+    return root
+
+
+def _steer(root: Any, how: str, blocks: list[Any]) -> None:
+    """Set when the model gathers, and who ends its backward pass."""
+    root.gathers = how == "gathered by hand"
+    if how == "ended by hand":
+        root.set_manual_backward_finalization(True)
     if how == "prefetched":
-        for before, after in pairwise(wrapped):
+        for before, after in pairwise(blocks):
             before.set_modules_to_forward_prefetch([after])
             after.set_modules_to_backward_prefetch([before])
     if how == "gathered ahead":
-        for block in wrapped:
+        for block in blocks:
             for group in parameter_groups(block):
                 group.unshard_async_op = True
-    return root
 
 
 def islands(rank: int, names: tuple[str, str] = ("copy", "shard")) -> DeviceMesh:
@@ -136,6 +146,8 @@ def timed(
             with stride.accumulate(model):
                 loss = model(x.to(virtual.DEVICE, non_blocking=True))
                 stride.scale(loss).backward()  # type: ignore[no-untyped-call]
+            if how == "ended by hand":
+                model.finalize_backward()
             if stride.synced:
                 optimizer.step()
                 optimizer.zero_grad()

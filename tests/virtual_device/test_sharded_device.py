@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from torch.distributed.fsdp import FSDPModule
 
 from evenstride.testing import RankPool
 from tests.virtual_device import sharded_device
@@ -17,8 +18,15 @@ HOWS = (
     "checkpointed",
     "prefetched",
     "gathered ahead",
+    "gathered by hand",
     "micro-batches",
     "compiled blocks",
+    pytest.param(
+        "ended by hand",
+        marks=pytest.mark.skipif(
+            not hasattr(FSDPModule, "set_manual_backward_finalization"), reason="before torch 2.15"
+        ),
+    ),
 )
 
 

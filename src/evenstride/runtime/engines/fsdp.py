@@ -168,7 +168,7 @@ def held_back(model: nn.Module, *, last: bool) -> Iterator[None]:
     """
     parts = fsdp_parts(model)
     for part in parts:
-        part.set_reshard_after_forward(False, recurse=False)
+        _keep_gathered(part)
         part.set_reshard_after_backward(last, recurse=False)
         part.set_requires_gradient_sync(last, recurse=False)
     try:
@@ -177,6 +177,14 @@ def held_back(model: nn.Module, *, last: bool) -> Iterator[None]:
         for part in parts:
             part.set_reshard_after_backward(True, recurse=False)
             part.set_requires_gradient_sync(True, recurse=False)
+
+
+def _keep_gathered(part: Any) -> None:
+    if hasattr(part, "set_reshard_after_forward"):
+        part.set_reshard_after_forward(False, recurse=False)
+        return
+    for group in parameter_groups(part):  # before torch 2.8
+        group.post_forward_mesh_info = None
 
 
 @contextlib.contextmanager
@@ -201,7 +209,7 @@ def gathered(model: nn.Module) -> Iterator[None]:
         for part, group, mesh in kept:
             state = part._get_fsdp_state()
             # The first of all forward passes decides that the root is kept gathered.
-            root = state._is_root and state._auto_reshard_after_forward
+            root = state._is_root and getattr(state, "_auto_reshard_after_forward", True)
             group.post_forward_mesh_info = None if root else mesh
             # Otherwise the next backward pass would prefetch by this rank's own forward order.
             getattr(group.comm_ctx, "post_forward_order", []).clear()

@@ -161,7 +161,8 @@ def moved(*, collectives_only: bool = False) -> str:
     On a CPU only collectives matter. Takes about 0.1 s of one core, once in a process.
     """
     found = importlib.util.find_spec("torch")
-    assert found is not None and found.origin is not None
+    assert found is not None
+    assert found.origin is not None
     folder = Path(found.origin).parents[1] / FOLDER
     try:
         texts = {path.name: path.read_text("utf-8") for path in sorted(folder.glob("*.py"))}
@@ -242,7 +243,7 @@ class _PlaceReader(ast.NodeVisitor):
         self._visit_under(test, node.body)
         self._visit_under(f"not {test}", node.orelse)
 
-    visit_While = visit_IfExp = visit_If
+    visit_While = visit_IfExp = visit_If  # noqa: N815
 
     def visit_For(self, node: ast.For) -> None:
         self.visit(node.iter)

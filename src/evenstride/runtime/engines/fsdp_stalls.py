@@ -9,8 +9,9 @@ of a parameter group (torch 2.6 to 2.15):
 - ``_wait_for_post_backward`` waits for the group's earlier reduction in the same step.
 
 The callback at the end of the backward pass waits for all reductions. This wait needs no marks of
-its own: it is between the timer's marks ``gradients_ready`` and ``synchronised``. But torch 2.15 can
-leave it to the program (``set_manual_backward_finalization``). Then the root's method is marked.
+its own: it is between the timer's marks ``gradients_ready`` and ``synchronised``. But from torch
+2.15 on, a program can wait by itself (``set_manual_backward_finalization``). Then the method of the
+root that waits is marked.
 
 Each method is replaced on its object. The new one queues the same wait first, between two marks of
 the timer, and then calls the method. A stream that waits for an event twice does nothing the second

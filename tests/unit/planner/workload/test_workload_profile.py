@@ -31,7 +31,7 @@ DEVICE = DeviceProfile(
 )
 PROFILE = WorkloadProfile(
     evenstride="0.1.0",
-    torch="2.13.0+cpu",
+    torch="2.5.1+cpu",
     made_on="2026-05-01",
     model=Model(parameters=1000, gradient_bytes=4000, digest="abc"),
     samples=50_000,
@@ -139,9 +139,9 @@ def test_without_any_times_a_plan_is_refused() -> None:
 
 
 def test_a_profile_of_another_version_is_refused_unless_forced() -> None:
-    require_versions(PROFILE, "0.1.9", "2.13.1")
+    require_versions(PROFILE, "0.1.9", "2.5.0")
     require_versions(PROFILE, "0.1.0", "")
-    with raises_message(ConfigError, "2.13.0", "2.14.0"):
+    with raises_message(ConfigError, "2.5.1", "2.14.0"):
         require_versions(PROFILE, "0.1.0", "2.14.0")
     with raises_message(ConfigError, "0.1.0", "0.2.0"):
         require_versions(PROFILE, "0.2.0", "")

@@ -110,7 +110,7 @@ def test_a_card_that_the_wheel_has_no_code_for_is_refused_with_the_wheel_that_ha
 
 
 def test_a_card_that_is_too_new_is_sent_to_a_later_wheel() -> None:
-    b200 = RankDevice("cuda", "NVIDIA B200", (10, 0), CU126, "2.6.0+cu126", "12.6", "native", True)
+    b200 = RankDevice("cuda", "NVIDIA B200", (10, 0), CU126, "2.6.1+cu126", "12.6", "native", True)
 
     text = complaint(b200)
 

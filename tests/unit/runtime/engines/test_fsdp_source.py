@@ -21,8 +21,8 @@ INSTALLED = {path.name: path.read_text("utf-8") for path in (SITE / FOLDER).glob
 
 def test_every_wait_of_the_installed_fsdp_is_known() -> None:
     assert what_moved(INSTALLED) == [], (
-        f"FSDP2 of torch {torch.__version__} waits where evenstride does not know; read each place, "
-        "make fsdp_stalls.py mark it, and add it to fsdp_source.py"
+        f"FSDP2 of torch {torch.__version__} waits in unknown places; read each, make "
+        "fsdp_stalls.py mark it, and add it to fsdp_source.py"
     )
     assert moved() == moved(collectives_only=True) == ""
 
