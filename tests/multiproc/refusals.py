@@ -156,13 +156,16 @@ def _divided(rank: int, name: str) -> tuple[str, str]:
         model, own = fully_shard(model, mesh=mesh), None
     elif name in ("tp ddp", "cp ddp"):
         model = DistributedDataParallel(model, device_mesh=mesh["dp"])
-    elif name in ("tp over all", "pp parts"):
+    elif name in ("tp over all", "pp parts", "pp over all"):
+        if name != "tp over all":
+            model = model[rank % 2]
+        if name == "pp over all":
+            model = DistributedDataParallel(model, process_group=own)
         own = None
-        if name == "pp parts":
-            model = DistributedDataParallel(model[rank % 2], process_group=mesh["dp"].get_group())
     elif name != "tp":
         model, own = _undivided(rank, name, model, own)
-    stride = evenstride.Stride(global_batch=8, process_group=own, shard_group=shard)
+    engine: Any = "none" if name == "pp parts" else "auto"
+    stride = evenstride.Stride(8, process_group=own, shard_group=shard, engine=engine)
     stages: list[Any] = []
 
     def train() -> None:

@@ -80,8 +80,7 @@ def _holding(name: str, group: dist.ProcessGroup) -> nn.Module:
 
 
 def _tensor_parallel() -> nn.Module:
-    model = parallelize_module(Mixture(), _mesh("dp", "tp")["tp"], {"dense": ColwiseParallel()})
-    return model
+    return parallelize_module(Mixture(), _mesh("dp", "tp")["tp"], {"dense": ColwiseParallel()})
 
 
 def _experts_on_other_ranks() -> nn.Module:
