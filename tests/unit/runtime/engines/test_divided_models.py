@@ -61,7 +61,7 @@ def _mesh(*names: str, shape: tuple[int, ...] = (2, 2)) -> DeviceMesh:
 
 
 def _pair() -> dist.ProcessGroup:
-    pair = dist.new_group([2, 3])
+    pair: dist.ProcessGroup | None = dist.new_group([2, 3])
     assert pair is not None
     return pair
 
@@ -83,7 +83,7 @@ def _tensor_parallel() -> nn.Module:
     return parallelize_module(Mixture(), _mesh("dp", "tp")["tp"], {"dense": ColwiseParallel()})
 
 
-def _experts_on_other_ranks() -> nn.Module:
+def _experts_on_other_ranks() -> Any:
     model = Mixture()
     fully_shard(model.experts, mesh=DeviceMesh.from_group(_pair(), "cpu"))
     model.experts.set_gradient_divide_factor(RANKS)  # type: ignore[operator]
@@ -119,7 +119,7 @@ def test_a_divided_model_is_refused_by_the_name_of_what_divides_it(
     [
         lambda: _marked("allreduce", True),
         lambda: _marked("skip_allreduce", False),
-        lambda: _holding("tp_group", dist.new_group([OWN])),  # type: ignore[arg-type]
+        lambda: _holding("tp_group", dist.new_group([OWN])),
         lambda: _holding("norm_group", _pair()),
         lambda: _holding("tp_group", None),  # type: ignore[arg-type]
     ],
@@ -217,7 +217,8 @@ def test_a_stride_over_no_dimension_of_a_mesh_is_accepted(shape: tuple[int, ...]
 def _ignoring() -> nn.Module:
     model: Any = Mixture()
     names = ["experts.weight", "experts.bias"]
-    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, names)
+    ignore: Any = DistributedDataParallel._set_params_and_buffers_to_ignore_for_model
+    ignore(model, names)
     return DistributedDataParallel(model)
 
 
@@ -227,7 +228,7 @@ def _in_part() -> nn.Module:
     return model
 
 
-def _sharded(gathered: bool, **options: Any) -> nn.Module:
+def _sharded(gathered: bool, **options: Any) -> Any:
     model = Mixture()
     fully_shard(model.dense)
     whole = fully_shard(model, **options)
@@ -236,7 +237,7 @@ def _sharded(gathered: bool, **options: Any) -> nn.Module:
     return whole
 
 
-def _sharded_without_experts() -> nn.Module:
+def _sharded_without_experts() -> Any:
     model = Mixture()
     return fully_shard(model, ignored_params=set(model.experts.parameters()))
 
@@ -271,7 +272,7 @@ class Around(nn.Module):
 
 def _frozen() -> nn.Module:
     model = _in_part()
-    model.experts.requires_grad_(False)  # type: ignore[union-attr]
+    model.experts.requires_grad_(False)
     return model
 
 
