@@ -87,5 +87,6 @@ def _yes() -> bool:
 @contextlib.contextmanager
 def without_device() -> Any:
     """Play a machine without any accelerator."""
-    with patch.object(torch.accelerator, "is_available", lambda: False):
+    module = torch.get_device_module(virtual.TYPE)
+    with patch.object(module, "is_available", lambda: False):
         yield
