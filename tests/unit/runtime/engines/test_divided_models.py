@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
-from torch.distributed.tensor import experimental
 from torch.distributed.tensor.experimental import context_parallel
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
@@ -128,7 +127,6 @@ def test_what_looks_alike_and_divides_nothing_is_accepted(make: Callable[[], nn.
     check_engine(make(), ["cpu"] * RANKS)
 
 
-@pytest.mark.skipif(not hasattr(experimental, "_attention"), reason="moved by torch")
 def test_attention_that_torch_has_made_context_parallel_is_refused() -> None:
     pytest.importorskip("torch.distributed.tensor.experimental._context_parallel")
     from torch.distributed.tensor.experimental._context_parallel import _attention
