@@ -25,6 +25,18 @@ import evenstride
 from tests.multiproc.training import net, rows
 
 CPU = torch.device("cpu")
+# Programs whose `Stride` has all ranks, not those of one dimension.
+_OVER_ALL = (
+    "tp over all",
+    "cp flat",
+    "cp context",
+    "ep ignored",
+    "ep of one rank",
+    "pp later",
+    "pp parts",
+    "pp over all",
+    "HSDP",
+)
 USUAL_BACKENDS = "cpu:gloo,cuda:nccl"
 
 
@@ -143,43 +155,65 @@ def divided(rank: int, names: list[str]) -> dict[str, tuple[str, str]]:
 def _divided(rank: int, name: str) -> tuple[str, str]:
     names = ("replicate", "shard") if name == "HSDP" else ("dp", name.partition(" ")[0])
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=names)
-    model: Any = nn.Sequential(nn.Linear(5, 8), nn.Linear(8, 4))
-    own = mesh["dp"].get_group() if "dp" in names else None
-    shard = mesh["shard"].get_group() if name == "HSDP" else None
-    if name in ("tp", "tp fsdp", "tp ddp", "tp over all"):
-        plan = {"0": ColwiseParallel(), "1": RowwiseParallel()}
-        parallelize_module(model, mesh["tp"], plan)
-    if name in ("tp fsdp", "cp slice"):
-        model = fully_shard(model, mesh=mesh["dp"])
-    elif name in ("cp flat", "HSDP"):
-        mesh = mesh if name == "HSDP" else mesh["dp", "cp"]._flatten("dp_cp")
-        model, own = fully_shard(model, mesh=mesh), None
-    elif name in ("tp ddp", "cp ddp"):
-        model = DistributedDataParallel(model, device_mesh=mesh["dp"])
-    elif name in ("tp over all", "pp parts"):
-        own = None
-        if name == "pp parts":
-            model = DistributedDataParallel(model[rank % 2], process_group=mesh["dp"].get_group())
-    elif name != "tp":
-        model, own = _undivided(rank, name, model, own)
-    stride = evenstride.Stride(global_batch=8, process_group=own, shard_group=shard)
-    stages: list[Any] = []
-
-    def train() -> None:
-        if name == "pp stage":
-            stages.append(_stage(model, rank, mesh["pp"].get_group()))
-        stride.watch(model)
-        if name == "pp later":
-            stages.append(_stage(model, rank, mesh["pp"].get_group()))
-        for _, x, _ in stride.loader(rows(16, torch.float32)):
-            whole = torch.ones(len(x), 16, 5)
-            with _inside(mesh["cp"], whole) if name == "cp context" else contextlib.nullcontext():
-                stride.scale(model(whole).square().mean()).backward()  # type: ignore[no-untyped-call]
-            model.zero_grad()
-
-    answer = raised(train)
+    own = None if name in _OVER_ALL else mesh["dp"].get_group()
+    model = _built(rank, name, mesh)
+    stride = evenstride.Stride(
+        global_batch=8,
+        process_group=own,
+        shard_group=mesh["shard"].get_group() if name == "HSDP" else None,
+        engine="none" if name == "pp parts" else "auto",
+    )
+    answer = raised(lambda: _train(stride, rank, name, model, mesh))
     stride.close()
     return answer
+
+
+def _train(stride: evenstride.Stride, rank: int, name: str, model: Any, mesh: Any) -> None:
+    stages: list[Any] = []
+    if name == "pp stage":
+        stages.append(_stage(model, rank, mesh["pp"].get_group()))
+    stride.watch(model)
+    if name == "pp later":
+        stages.append(_stage(model, rank, mesh["pp"].get_group()))
+    for _, x, _ in stride.loader(rows(16, torch.float32)):
+        whole = torch.ones(len(x), 16, 5)
+        with _inside(mesh["cp"], whole) if name == "cp context" else contextlib.nullcontext():
+            stride.scale(model(whole).square().mean()).backward()  # type: ignore[no-untyped-call]
+        model.zero_grad()
+
+
+def _built(rank: int, name: str, mesh: Any) -> Any:
+    model: Any = nn.Sequential(nn.Linear(5, 8), nn.Linear(8, 4))
+    if name.startswith("tp"):
+        plan = {"0": ColwiseParallel(), "1": RowwiseParallel()}
+        parallelize_module(model, mesh["tp"], plan)
+    if name in ("tp", "tp over all"):
+        return model
+    if name in ("pp parts", "pp over all"):
+        model = model[rank % 2]
+    match name:
+        case "pp parts":
+            return model
+        case "tp fsdp" | "cp slice":
+            return fully_shard(model, mesh=mesh["dp"])
+        case "cp flat":
+            return fully_shard(model, mesh=mesh["dp", "cp"]._flatten("dp_cp"))
+        case "HSDP":
+            return fully_shard(model, mesh=mesh)
+        case "tp ddp" | "cp ddp":
+            return DistributedDataParallel(model, device_mesh=mesh["dp"])
+    return _averaged(rank, name, model, mesh)
+
+
+def _averaged(rank: int, name: str, model: Any, mesh: Any) -> nn.Module:
+    if name == "ep ignored":
+        ignore: Any = DistributedDataParallel._set_params_and_buffers_to_ignore_for_model
+        ignore(model, ["1.weight", "1.bias"])
+    if name == "ep of one rank" and rank == 1:
+        model[1].weight.allreduce = False
+    some = name in ("cp alone", "pp stage", "pp over all")
+    group = mesh["dp"].get_group() if some else None
+    return DistributedDataParallel(model, process_group=group)
 
 
 def _stage(model: nn.Module, rank: int, group: dist.ProcessGroup) -> Any:
@@ -192,17 +226,6 @@ def _inside(mesh: Any, whole: torch.Tensor) -> Any:
     from torch.distributed.tensor.experimental import context_parallel
 
     return context_parallel(mesh, buffers=[whole], buffer_seq_dims=[1])
-
-
-def _undivided(rank: int, name: str, model: Any, own: Any) -> tuple[Any, Any]:
-    """Return a model over all ranks whose parameters have no mesh, or over ``own``."""
-    if name == "ep ignored":
-        ignore = DistributedDataParallel._set_params_and_buffers_to_ignore_for_model
-        ignore(model, ["1.weight", "1.bias"])
-    if name == "ep of one rank" and rank == 1:
-        model[1].weight.allreduce = False
-    group = own if name in ("cp alone", "pp stage") else None
-    return DistributedDataParallel(model, process_group=group), group
 
 
 def warnings_of_the_rest(rank: int, policy: str | None) -> list[str]:

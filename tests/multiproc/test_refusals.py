@@ -172,6 +172,7 @@ DIVIDED = {
     "pp stage": "pipeline parallelism",
     "pp later": "pipeline parallelism",
     "pp parts": "pipeline parallelism",
+    "pp over all": "pipeline parallelism",
 }
 
 

@@ -53,13 +53,13 @@ def _refusal(rank: int, name: str) -> str:
     return ""
 
 
-def _wrapped(name: str, net: nn.Module, mesh: Any, group: dist.ProcessGroup) -> nn.Module:
+def _wrapped(name: str, net: nn.Module, mesh: Any, group: dist.ProcessGroup) -> Any:
     if name == "tp":
-        plan = {"0": ColwiseParallel()}
+        plan: dict[str, Any] = {"0": ColwiseParallel()}
         parallelize_module(net, mesh["tp"], plan, src_data_rank=None)
         return fully_shard(net, mesh=mesh["dp"])
     if name == "ep":
-        net[1].weight.allreduce = False  # type: ignore[index, union-attr]
+        net[1].weight.allreduce = False  # type: ignore[index]
     return DistributedDataParallel(net, process_group=group)
 
 
@@ -87,5 +87,6 @@ def _yes() -> bool:
 @contextlib.contextmanager
 def without_device() -> Any:
     """Play a machine without any accelerator."""
-    with patch.object(torch.accelerator, "is_available", lambda: False):
+    module = torch.get_device_module(virtual.TYPE)
+    with patch.object(module, "is_available", lambda: False):
         yield

@@ -69,13 +69,8 @@ class LossModel(nn.Module):
 
 def sharded(how: str, times: tuple[float, float], mesh: DeviceMesh, each: bool = False) -> Any:
     """Return a model whose blocks work for these times in all, in forward and backward."""
-    one = times[0] / BLOCKS, times[1] / BLOCKS
-    again = "checkpointed" in how
     torch.manual_seed(3)
-    blocks = [Block(WIDTH if place else 5, one, again, each) for place in range(BLOCKS)]
-    if how == "compiled blocks":
-        for block in blocks:
-            block.compile(backend="aot_eager")
+    blocks = _blocks(how, (times[0] / BLOCKS, times[1] / BLOCKS), each)
     model = LossModel(blocks).to(virtual.DEVICE)
     options: dict[str, Any] = {"mesh": mesh, "reshard_after_forward": how != "kept gathered"}
     if how == "mixed precision":
@@ -102,6 +97,15 @@ def _steer(root: Any, how: str, blocks: list[Any]) -> None:
         for block in blocks:
             for group in parameter_groups(block):
                 group.unshard_async_op = True
+
+
+def _blocks(how: str, times: tuple[float, float], each: bool) -> list[Block]:
+    again = "checkpointed" in how
+    blocks = [Block(WIDTH if place else 5, times, again, each) for place in range(BLOCKS)]
+    if how == "compiled blocks":
+        for block in blocks:
+            block.compile(backend="aot_eager")
+    return blocks
 
 
 def islands(rank: int, names: tuple[str, str] = ("copy", "shard")) -> DeviceMesh:

@@ -61,19 +61,24 @@ def test_no_frame_of_ours_is_compiled(make_stride: MakeStride, watched: str) -> 
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # of torch itself
-def test_a_compiled_backward_pass_is_refused_by_name(make_stride: MakeStride) -> None:
+@pytest.mark.parametrize("engine", ["none", "DDP"])  # DDP itself would fail in the backward pass
+def test_a_compiled_backward_pass_is_refused_by_name(make_stride: MakeStride, engine: str) -> None:
     stride, net = make_stride(), nn.Linear(1, 1)
+    model = DistributedDataParallel(net) if engine == "DDP" else net
     loader = stride.loader(numbered(16))
-    stride.watch(net)
-
-    def train(x: torch.Tensor) -> None:
-        with compiled_autograd._enable(lambda graph: torch.compile(graph, backend="eager")):
-            stride.scale(net(x).square().mean()).backward()  # type: ignore[no-untyped-call]
-
+    stride.watch(model)
     batches = iter(loader)
-    _, x = next(batches)
+    loss = model(next(batches)[1]).square().mean()
+    scaled = stride.scale(loss) if engine == "none" else loss
+
+    def train() -> None:
+        with compiled_autograd._enable(lambda graph: torch.compile(graph, backend="eager")):
+            if engine == "DDP":
+                stride.scale(loss)
+            scaled.backward()
+
     with raises_message(UsageError):
-        train(x)
+        train()
 
 
 def test_compiled_autograd_that_is_on_and_not_in_use_does_no_harm(make_stride: MakeStride) -> None:

@@ -23,7 +23,6 @@ import torch
 import torch.distributed as dist
 
 from evenstride.errors import ConfigError
-from evenstride.runtime.coordination.agreement import listed
 from evenstride.runtime.timing.device_timer import untimed
 
 Capability = tuple[int, int]
@@ -236,7 +235,7 @@ def check_backends(kinds: Sequence[str], backend_configs: Sequence[str]) -> None
         met.setdefault((backend_of(kind, config), kind), []).append(rank)
     if len({backend for backend, _ in met}) > 1:
         ways = " and ".join(
-            f"rank {listed(ranks)} ({kind}) waits in {backend}"
+            f"rank {', '.join(map(str, ranks[:8]))} ({kind}) waits in {backend}"
             for (backend, kind), ranks in met.items()
         )
         shown = ", ".join(map(repr, dict.fromkeys(backend_configs)))

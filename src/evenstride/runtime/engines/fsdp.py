@@ -263,7 +263,8 @@ def check_engine(model: nn.Module, device_kinds: Sequence[str]) -> None:
                 f"watch() got a {name} that averages over {ranks:g} ranks, but the Stride has "
                 f"{len(device_kinds)} ranks, so the gradient would be wrong by a factor; give "
                 "Stride(process_group=...) the ranks that the model averages over, and leave "
-                "FSDP's gradient_divide_factor unset"
+                "FSDP's gradient_divide_factor unset. Tensor, context, expert and pipeline "
+                "parallelism over the other ranks are not supported"
             )
 
 

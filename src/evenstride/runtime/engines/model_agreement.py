@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from evenstride.errors import ConfigError
+from evenstride.runtime import usage_errors
 from evenstride.runtime.coordination.agreement import Plain, require_equal
 from evenstride.runtime.engines.ddp import check_compression
 from evenstride.runtime.engines.device_support import (
@@ -29,6 +30,7 @@ from evenstride.runtime.engines.device_support import (
 from evenstride.runtime.engines.divided_models import of_pipeline, pipelined
 from evenstride.runtime.engines.fsdp import check_engine, parameter_groups, uncounted
 from evenstride.runtime.engines.watched_models import (
+    averages,
     engine_of,
     engines_in,
     fsdp_parts,
@@ -121,6 +123,14 @@ def why_not_measured(
             "ranks, so these waits count as work; unset the variable to measure steps"
         )
     return uncounted(model)
+
+
+def require_engine(model: nn.Module, world_size: int) -> None:
+    """Raise a `ConfigError` unless an engine averages every trainable parameter."""
+    if not averages(model) and any(p.requires_grad for p in model.parameters()):
+        raise usage_errors.bare(type(model).__name__, world_size)
+    if name := not_averaged(model):
+        raise usage_errors.not_averaged(name, world_size)
 
 
 def not_averaged(model: nn.Module) -> str:

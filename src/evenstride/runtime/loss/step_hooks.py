@@ -30,6 +30,11 @@ from torch.utils.hooks import RemovableHandle
 from evenstride.core.sampling.draw import Draw
 from evenstride.runtime import usage_errors
 from evenstride.runtime.engines.ddp import InnerWaits
+from evenstride.runtime.engines.divided_models import (
+    check_stages,
+    context_parallel,
+    in_context_parallel,
+)
 from evenstride.runtime.engines.watched_models import WatchedModels
 from evenstride.runtime.loss.batch_in_hand import BatchInHand, StepEvent
 from evenstride.runtime.noise.noise_meter import NoiseMeter
@@ -63,10 +68,17 @@ class BackwardHooks:
         self.own_s = 0.0
         self.commits = 0
         """Number of committed steps."""
+        self._begun = False  # whether a batch has come
         self._queued = False  # whether the engine has our callback for the running pass
         self._gave = False  # whether the latest backward pass has left gradients
         self._comparisons = _COMPARISONS  # remaining comparisons between micro-batches
         self._left: list[tuple[Tensor, int]] = []  # gradients and their versions, to compare
+
+    def batch_came(self) -> None:
+        """Refuse a pipeline of which a watched model has become a part before the first batch."""
+        if not self._begun:
+            self._begun = True
+            check_stages(self._watched.models)
 
     def follow(self, scaled: Tensor) -> None:
         """Mark the backward pass of a scaled loss."""
@@ -101,7 +113,7 @@ class BackwardHooks:
         # Callbacks run in queue order, after the whole graph. Ours runs before the engine waits
         # for other ranks; a callback queued from inside ours runs after that wait.
         if not self._queued and self._batch.draw is not None:
-            if in_compiled_autograd():
+            if _in_compiled_autograd():
                 raise usage_errors.compiled_backward()
             self._queued = True
             self._batch.happened(StepEvent.BACKWARD_BEGINS)
@@ -138,7 +150,18 @@ class BackwardHooks:
                 usage_errors.tell_of_changed_gradients(draw.step)
 
 
-def in_compiled_autograd() -> bool:
+def refuse_inside(*, capturing: bool) -> None:
+    """Raise if a loss is scaled where its backward pass cannot be weighted or timed."""
+    if capturing:
+        raise usage_errors.captured()
+    if in_context_parallel():
+        raise context_parallel()
+    # DDP would fail in the backward pass, and advise a setting that `watch` refuses.
+    if _in_compiled_autograd():
+        raise usage_errors.compiled_backward()
+
+
+def _in_compiled_autograd() -> bool:
     """Return whether a backward pass that begins now would be compiled."""
     # By name, because the import is slow and hardly any script needs it.
     compiled = sys.modules.get("torch._dynamo.compiled_autograd")

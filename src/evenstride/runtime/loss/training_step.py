@@ -26,17 +26,12 @@ from evenstride.errors import ScaleError
 from evenstride.runtime import usage_errors
 from evenstride.runtime.batch_norm.norm_layers import PlainNorms
 from evenstride.runtime.engines.ddp import InnerWaits
-from evenstride.runtime.engines.divided_models import (
-    check_stages,
-    context_parallel,
-    in_context_parallel,
-)
 from evenstride.runtime.engines.watched_models import WatchedModels
 from evenstride.runtime.loading.micro_batch_limits import MicroBatchLimits
 from evenstride.runtime.loss.batch_in_hand import BatchInHand, StepEvent
 from evenstride.runtime.loss.loss_convention import Convention, Scaled
 from evenstride.runtime.loss.no_sync import Accumulation
-from evenstride.runtime.loss.step_hooks import BackwardHooks, OptimizerHooks, in_compiled_autograd
+from evenstride.runtime.loss.step_hooks import BackwardHooks, OptimizerHooks, refuse_inside
 from evenstride.runtime.noise.noise_meter import NoiseMeter
 from evenstride.runtime.synchronisation.synchroniser import Synchroniser
 from evenstride.runtime.timing.device_timer import RankClock
@@ -65,7 +60,6 @@ class TrainingStep:
         self.weights, self.noise = weights, noise
         self.inner_waits = InnerWaits(clock)
         self._norms = PlainNorms(world_size, limits)
-        self._begun = False  # whether a batch has been handed out
         self.backward = BackwardHooks(
             clock, batch, watched, self.inner_waits, noise, commit, add_up, by_engine=sync is None
         )
@@ -98,9 +92,7 @@ class TrainingStep:
 
     def begin(self, draw: Draw, weight: float | None) -> None:
         """Note a batch that the training loop gets."""
-        if not self._begun:
-            self._begun = True
-            check_stages(self.watched.models)
+        self.backward.batch_came()
         # First: the hooks of a batch without samples would change the next batch's gradients.
         self.scaling.ghosts.end()
         self._norms.begin(draw)
@@ -163,7 +155,7 @@ class LossScaling:
         if not self._watched.models:
             self._clock.time_on(loss.device)
         timer, batch = self._clock.timer, self._batch
-        _refuse_inside(capturing=timer.capturing)
+        refuse_inside(capturing=timer.capturing)
         started_s, waited_s = timer.now(), 0.0
         draw = batch.draw
         # One condition for all rare cases: most steps make none of these checks.
@@ -312,17 +304,6 @@ def _leaves(loss: Tensor) -> Iterable[Tensor]:
         if hasattr(node, "variable"):
             yield node.variable
         waiting.extend(following for following, _ in node.next_functions)
-
-
-def _refuse_inside(*, capturing: bool) -> None:
-    """Raise if a loss is scaled where its backward pass cannot be weighted or timed."""
-    if capturing:
-        raise usage_errors.captured()
-    if in_context_parallel():
-        raise context_parallel()
-    # DDP would fail in the backward pass, and advise a setting that `watch` refuses.
-    if in_compiled_autograd():
-        raise usage_errors.compiled_backward()
 
 
 class WeightExchange:

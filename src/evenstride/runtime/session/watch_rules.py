@@ -10,14 +10,12 @@ from torch import nn
 from evenstride.core.policies.static import is_fixed
 from evenstride.core.sync_modes.mode_specs import LocalSgd, SyncMode
 from evenstride.errors import ConfigError
-from evenstride.runtime import usage_errors
 from evenstride.runtime.coordination.agreement import Plain
 from evenstride.runtime.coordination.leader import Leader, verdict_to_plain
 from evenstride.runtime.coordination.settings_agreement import check_declared
 from evenstride.runtime.engines.divided_models import check_other_dims, tell_of_the_rest
-from evenstride.runtime.engines.model_agreement import not_averaged
+from evenstride.runtime.engines.model_agreement import require_engine
 from evenstride.runtime.engines.replica_groups import Islands, check_island
-from evenstride.runtime.engines.watched_models import averages
 from evenstride.runtime.engines.weight_drift import USUAL_STEPS
 from evenstride.runtime.noise.noise_meter import check_model
 from evenstride.runtime.session.rank_state import RankState
@@ -61,7 +59,7 @@ class WatchRules:
             _refuse_hook(asked["compress"], mode)
             _refuse_check(asked["drift_check"], mode)
         elif self._settings.engine != "none" and group is not None:
-            _require_engine(model, self._world_size)
+            require_engine(model, self._world_size)
 
     def drift_check(self, kinds: Sequence[str]) -> int:
         """Return the steps between two comparisons of weights, if the script leaves it open."""
@@ -101,13 +99,6 @@ class WatchRules:
                 'Leave the policy out for equal shares, or set "uniform" or "static:20,100" (in '
                 "the script or in EVENSTRIDE_POLICY)"
             )
-
-
-def _require_engine(model: nn.Module, world_size: int) -> None:
-    if not averages(model) and any(p.requires_grad for p in model.parameters()):
-        raise usage_errors.bare(type(model).__name__, world_size)
-    if name := not_averaged(model):
-        raise usage_errors.not_averaged(name, world_size)
 
 
 def _refuse_hook(compress: str | None, mode: SyncMode) -> None:

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
-from torch.distributed.tensor import experimental
 from torch.distributed.tensor.experimental import context_parallel
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
@@ -61,7 +60,7 @@ def _mesh(*names: str, shape: tuple[int, ...] = (2, 2)) -> DeviceMesh:
 
 
 def _pair() -> dist.ProcessGroup:
-    pair = dist.new_group([2, 3])
+    pair: dist.ProcessGroup | None = dist.new_group([2, 3])
     assert pair is not None
     return pair
 
@@ -80,11 +79,10 @@ def _holding(name: str, group: dist.ProcessGroup) -> nn.Module:
 
 
 def _tensor_parallel() -> nn.Module:
-    model = parallelize_module(Mixture(), _mesh("dp", "tp")["tp"], {"dense": ColwiseParallel()})
-    return model
+    return parallelize_module(Mixture(), _mesh("dp", "tp")["tp"], {"dense": ColwiseParallel()})
 
 
-def _experts_on_other_ranks() -> nn.Module:
+def _experts_on_other_ranks() -> Any:
     model = Mixture()
     fully_shard(model.experts, mesh=DeviceMesh.from_group(_pair(), "cpu"))
     model.experts.set_gradient_divide_factor(RANKS)  # type: ignore[operator]
@@ -120,7 +118,7 @@ def test_a_divided_model_is_refused_by_the_name_of_what_divides_it(
     [
         lambda: _marked("allreduce", True),
         lambda: _marked("skip_allreduce", False),
-        lambda: _holding("tp_group", dist.new_group([OWN])),  # type: ignore[arg-type]
+        lambda: _holding("tp_group", dist.new_group([OWN])),
         lambda: _holding("norm_group", _pair()),
         lambda: _holding("tp_group", None),  # type: ignore[arg-type]
     ],
@@ -129,7 +127,6 @@ def test_what_looks_alike_and_divides_nothing_is_accepted(make: Callable[[], nn.
     check_engine(make(), ["cpu"] * RANKS)
 
 
-@pytest.mark.skipif(not hasattr(experimental, "_attention"), reason="moved by torch")
 def test_attention_that_torch_has_made_context_parallel_is_refused() -> None:
     pytest.importorskip("torch.distributed.tensor.experimental._context_parallel")
     from torch.distributed.tensor.experimental._context_parallel import _attention
@@ -218,7 +215,8 @@ def test_a_stride_over_no_dimension_of_a_mesh_is_accepted(shape: tuple[int, ...]
 def _ignoring() -> nn.Module:
     model: Any = Mixture()
     names = ["experts.weight", "experts.bias"]
-    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, names)
+    ignore: Any = DistributedDataParallel._set_params_and_buffers_to_ignore_for_model
+    ignore(model, names)
     return DistributedDataParallel(model)
 
 
@@ -228,7 +226,7 @@ def _in_part() -> nn.Module:
     return model
 
 
-def _sharded(gathered: bool, **options: Any) -> nn.Module:
+def _sharded(gathered: bool, **options: Any) -> Any:
     model = Mixture()
     fully_shard(model.dense)
     whole = fully_shard(model, **options)
@@ -237,7 +235,7 @@ def _sharded(gathered: bool, **options: Any) -> nn.Module:
     return whole
 
 
-def _sharded_without_experts() -> nn.Module:
+def _sharded_without_experts() -> Any:
     model = Mixture()
     return fully_shard(model, ignored_params=set(model.experts.parameters()))
 
@@ -272,7 +270,7 @@ class Around(nn.Module):
 
 def _frozen() -> nn.Module:
     model = _in_part()
-    model.experts.requires_grad_(False)  # type: ignore[union-attr]
+    model.experts.requires_grad_(False)
     return model
 
 
