@@ -24,7 +24,7 @@ from tests.virtual_device.extension import load
 TYPE = "virtual"
 DEVICE = torch.device("privateuseone", 0)  # known to torch by this name before `install`, too
 BACKENDS = "cpu:gloo,virtual:vccl"
-MIXED = "cpu:vccl,virtual:vccl"  # ranks on the CPU and on devices meet in one backend
+MIXED = "cpu:mixed,virtual:mixed"  # ranks on the CPU and on devices meet in one backend
 _NEVER = 2**62
 
 Place = torch.device | int | str | None
@@ -83,8 +83,10 @@ def _register() -> None:
     backend_registration.rename_privateuse1_backend(TYPE)
     torch._register_device_module(TYPE, _module())  # type: ignore[no-untyped-call]
     backend_registration.generate_methods_for_privateuse1_backend(for_storage=True)
-    dist.Backend.register_backend("vccl", _vccl, extended_api=True, devices=["cpu", TYPE])
-    dist.Backend.default_device_backend_map["cpu"] = "gloo"  # as without this device
+    dist.Backend.register_backend("mixed", _vccl, extended_api=True, devices=["cpu", TYPE])
+    dist.Backend.register_backend("vccl", _vccl, extended_api=True, devices=TYPE)
+    # As without "mixed", which a program must name.
+    dist.Backend.default_device_backend_map |= {"cpu": "gloo", TYPE: "vccl"}
 
 
 def costs(
