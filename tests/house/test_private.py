@@ -15,12 +15,14 @@ OURS = ("evenstride", "tests", "benchmarks", "examples")
 OTHERS = (
     *("torch", "dist", "os", "Variable", "compiled_autograd", "p", "mesh"),
     *("AcceleratorState", "FSDPState", "GradientState", "PartialState"),
+    *("DistributedDataParallel", "_attention"),
 )
-PUBLIC = ("_asdict", "_replace", "_fields", "_get_fsdp_state")
+PUBLIC = ("_asdict", "_replace", "_fields")
+OF_FSDP = ("_get_fsdp_state", "_state_ctx", "_end_backward_iteration")
 
 
 def _is_private(name: str) -> bool:
-    return name.startswith("_") and not name.startswith("__") and name not in PUBLIC
+    return name.startswith("_") and not name.startswith("__") and name not in (*PUBLIC, *OF_FSDP)
 
 
 def _root(node: ast.expr) -> str:

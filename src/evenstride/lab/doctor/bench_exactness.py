@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -13,21 +13,22 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from evenstride.lab.doctor.bench_ranks import BenchRank
-from evenstride.runtime.stride import Stride
 
 LIMITS = {torch.float64: 1e-12, torch.float32: 1e-5}
 """Largest relative error of the whole gradient that evenstride promises."""
 _EXACT_STEPS, _FEATURES, _MICRO = 3, 8, 5
 
 
-def exactness(place: BenchRank) -> dict[str, dict[str, Any]]:
+def exactness(place: BenchRank, new_stride: Callable[..., Any]) -> dict[str, dict[str, Any]]:
     """Return the largest relative error of any rank in each precision; collective.
+
+    ``new_stride`` is `Stride`, which is examined.
 
     The reference is computed in float64 on the CPU, from the same weights and samples. The control
     is the error without `scale`, which should be large.
     """
     return {
-        str(dtype).removeprefix("torch."): _judged(place, dtype, limit)
+        str(dtype).removeprefix("torch."): _judged(place, new_stride, dtype, limit)
         for dtype, limit in LIMITS.items()
     }
 
@@ -42,9 +43,11 @@ def wrong(figures: dict[str, dict[str, Any]]) -> list[str]:
     ]
 
 
-def _judged(place: BenchRank, dtype: torch.dtype, limit: float) -> dict[str, Any]:
+def _judged(
+    place: BenchRank, new_stride: Callable[..., Any], dtype: torch.dtype, limit: float
+) -> dict[str, Any]:
     with _full_precision():
-        error = largest(place, _weighted_error(place, dtype))
+        error = largest(place, _weighted_error(place, new_stride, dtype))
         control = largest(place, _unweighted_error(place, dtype))
     return {"error": error, "limit": limit, "control": control}
 
@@ -55,11 +58,11 @@ def largest(place: BenchRank, error: float) -> float:
     return next((one for one in errors if one != one), max(errors))
 
 
-def _weighted_error(place: BenchRank, dtype: torch.dtype) -> float:
+def _weighted_error(place: BenchRank, new_stride: Callable[..., Any], dtype: torch.dtype) -> float:
     """Train some steps with `Stride`; return the largest error of a gradient."""
     sizes = _sizes(place)
     policy = "static:" + ",".join(map(str, sizes))
-    stride = Stride(sum(sizes), policy=policy, process_group=place.group)
+    stride = new_stride(sum(sizes), policy=policy, process_group=place.group)
     try:
         rows, net = _rows(place, dtype), _exact_net(dtype)
         loader = stride.loader(rows, shuffle=False, max_micro_batch=_MICRO)

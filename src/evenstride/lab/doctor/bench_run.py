@@ -56,7 +56,7 @@ def run_bench(
 def _measure(place: BenchRank, plan: BenchBudget, tell: Callable[[str], None]) -> Findings:
     ranks = place.gathered(examine_rank(place.rank))
     tell("exactness: unequal shares against one process, float64 and float32")
-    exact = exactness(place)
+    exact = exactness(place, Stride)
     data = RandomRows(choose_batch(place, plan), place.device)
     timed: list[dict[str, Any]] | None = None
     waited: dict[str, Any] | None = None

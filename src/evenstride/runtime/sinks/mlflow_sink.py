@@ -7,8 +7,7 @@ import os
 from typing import Any
 
 from evenstride.errors import ConfigError
-from evenstride.runtime.sinks.snapshot import Snapshot, error_text
-from evenstride.runtime.sinks.tracker_rows import rows_of, tag_of
+from evenstride.runtime.sinks.snapshot import Snapshot, error_text, rows_of, tag_of
 
 logger = logging.getLogger("evenstride")
 

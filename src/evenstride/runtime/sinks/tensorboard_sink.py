@@ -6,8 +6,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from evenstride.runtime.sinks.snapshot import Snapshot
-from evenstride.runtime.sinks.tracker_rows import rows_of, tag_of
+from evenstride.runtime.sinks.snapshot import Snapshot, rows_of, tag_of
 
 # Limits of TensorBoard's write queue: its number of events, and their delay.
 _MOST_WAITING, _FLUSH_S = 1000, 10

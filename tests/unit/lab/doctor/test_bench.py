@@ -32,6 +32,7 @@ from evenstride.lab.doctor.bench_run import (
     while_waiting,
 )
 from evenstride.runtime.engines.device_support import RankDevice, read_device
+from evenstride.runtime.stride import Stride
 from evenstride.testing import RankPool
 from tests.messages import check_message, raises_message
 
@@ -124,7 +125,7 @@ def _exactness(rank: int, broken: bool) -> dict[str, dict[str, Any]]:
     with take_place(2, SHORT) as place, pytest.MonkeyPatch.context() as patch:
         if broken and rank == 1:  # the one rank is enough
             patch.setattr("evenstride.runtime.loss.training_step.loss_factor", lambda *_: 1.0)
-        return exactness(place)
+        return exactness(place, Stride)
 
 
 def test_one_rank_with_a_broken_weight_is_found_out_on_all(ranks: RankPool) -> None:
@@ -142,9 +143,9 @@ def test_one_rank_with_a_broken_weight_is_found_out_on_all(ranks: RankPool) -> N
 
 @pytest.mark.usefixtures("one_thread")
 def test_one_process_alone_is_exact_over_micro_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = exactness(ALONE)
+    right = exactness(ALONE, Stride)
     monkeypatch.setattr("evenstride.runtime.loss.training_step.loss_factor", lambda *_: 0.5)
-    broken = exactness(ALONE)
+    broken = exactness(ALONE, Stride)
 
     assert wrong(right) == []
     assert all(one["control"] > 0.1 for one in right.values())
@@ -170,7 +171,7 @@ def test_the_worst_rank_counts(monkeypatch: pytest.MonkeyPatch, errors: list[flo
 def test_exactness_leaves_the_users_precision_as_it_was() -> None:
     torch.set_float32_matmul_precision("high")
     try:
-        exactness(ALONE)
+        exactness(ALONE, Stride)
         assert torch.get_float32_matmul_precision() == "high"
     finally:
         torch.set_float32_matmul_precision("highest")

@@ -8,7 +8,7 @@ from posixpath import normpath
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from evenstride.runtime.sinks.tracker_rows import rows_of, tag_of
+from evenstride.runtime.sinks.snapshot import rows_of, tag_of
 from tests.unit.runtime.sinks.made import snapshot, with_news
 
 
