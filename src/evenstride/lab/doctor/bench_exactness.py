@@ -71,7 +71,7 @@ def _weighted_error(place: BenchRank, new_stride: Callable[..., Any], dtype: tor
         errors: list[float] = []
         for x, y in loader:
             with stride.accumulate(model):
-                stride.scale(F.mse_loss(model(x), y)).backward()  # type: ignore[no-untyped-call]
+                stride.scale(F.mse_loss(model(x), y)).backward()
             if stride.synced:
                 errors.append(_relative_error(net, rows, len(errors) * sum(sizes), sum(sizes)))
                 optimizer.step()
