@@ -133,6 +133,7 @@ def _own_settings(spec: Spec) -> Iterator[tuple[str, object]]:
         name, equals, text = (piece.strip() for piece in part.partition("="))
         if not equals:
             raise ValueError(f"{part!r} is not of the form name=value")
+        # The class is not ours, so the types of its settings are unknown: numbers, else text.
         try:
             yield name, literal_eval(text)
         except (SyntaxError, ValueError):

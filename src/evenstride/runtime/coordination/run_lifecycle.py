@@ -66,6 +66,7 @@ class Pace:
     def interval_s(self, save_s: float) -> float:
         """Return the seconds until the next save, which takes ``save_s``."""
         now_s = self._ages_s + (self._clock() - self._begun_s)
+        # The age of each machine decides how likely its end is in the next hours.
         # A small save may measure as 0 s; a test's clock may stand still.
         planned = next_save_in_s(max(save_s, 1e-4), now_s, self.observed, self.saving)
         logger.debug("%s", planned.reason)
@@ -185,6 +186,7 @@ class RunLifecycle:
         """Return what a checkpoint keeps of the workers (leader only)."""
         assert self._leader is not None, "only rank 0 knows all workers"
         control = self._leader.control
+        # With their profiles, workers that come back start at their former shares.
         profiles = [profile.to_plain() for profile in control.known]
         return {
             "generation": control.generation,
@@ -220,7 +222,7 @@ def _profiles(plain: Any) -> list[WorkerProfile]:
     for one in plain if isinstance(plain, list) else []:
         try:
             profiles.append(WorkerProfile.from_plain(one))
-        except ValueError:
+        except ValueError:  # of another version; that worker is measured anew
             continue
     return profiles
 

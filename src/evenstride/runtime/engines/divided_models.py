@@ -25,11 +25,13 @@ from evenstride.errors import ConfigError
 
 logger = logging.getLogger("evenstride")
 
+# Usual names of mesh dimensions, and the kind of parallelism that they stand for.
 _KINDS = {"tp": "tensor", "sp": "sequence", "cp": "context", "ep": "expert", "pp": "pipeline"}
 # Marks of parameters that only some ranks share: of Megatron-LM and DeepSpeed, and of Tutel.
 _EXPERT_MARKS = {"allreduce": False, "skip_allreduce": True}
 _PIPELINING = "torch.distributed.pipelining"
 _CONTEXT = "torch.distributed.tensor.experimental"
+# `context_parallel` replaces this function for as long as it is active.
 _ATTENTION = nn.functional.scaled_dot_product_attention
 
 
@@ -45,6 +47,7 @@ def check_divided(
     for part in model.modules():
         _check_module(part)
     for mesh in _meshes(groups, engines):
+        # The model has one part of a larger mesh; along the rest, something else is divided.
         names = _others(mesh)
         if names:
             root = _root(mesh)
@@ -54,6 +57,7 @@ def check_divided(
                 f"its device mesh {_shown(root)} has {', '.join(dims)} in addition to the "
                 "dimensions that gradients are averaged over",
             )
+    # Experts live on some of the ranks, so fewer gradients are averaged for them than for the rest.
     if len(set(members)) > 1:
         raise _refused(
             "expert parallelism",
@@ -161,6 +165,7 @@ def _check_module(part: nn.Module) -> None:
         raise pipelined(part)
     if any(map(_of_context, _hooks(part))):
         raise _refused("context parallelism", f"a hook of its {type(part).__name__} divides it")
+    # Layers of Megatron-LM and others keep the process group of their parallelism.
     for name, value in vars(part).items():
         kind = _kind_of_attribute(name)
         if kind and isinstance(value, dist.ProcessGroup) and value.size() > 1:
@@ -225,6 +230,7 @@ def _dims_besides(mesh: Any, ranks: list[int]) -> list[int]:
     place = (layout == own).nonzero().flatten().tolist()
     if mesh.ndim < 2 or not place:
         return []
+    # Along each dimension, compare the line of the mesh that goes through this rank.
     for dim in range(mesh.ndim):
         line = layout[tuple(slice(None) if at == dim else p for at, p in enumerate(place))]
         if sorted(line.tolist()) == sorted(ranks):
@@ -247,6 +253,7 @@ def _shown(mesh: Any) -> str:
 
 def _objects_of(module: str, name: str = "") -> Iterable[Any]:
     """Return all objects whose class, or a base of it, is of a module and has a name, if given."""
+    # There are few types and many objects, so the types are looked at first.
     objects = gc.get_objects()
     kinds = {kind for kind in set(map(type, objects)) if _defined_in(kind, module, name)}
     return [one for one in objects if type(one) in kinds]

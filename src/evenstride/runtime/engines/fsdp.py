@@ -70,6 +70,7 @@ def why_uncounted(group: Any) -> str:
         return (
             "FSDP2 before torch 2.9 does not let evenstride separate its waits from work on a CPU"
         )
+    # On a CPU, the host blocks in collectives, and streams do not matter.
     changed = moved(collectives_only=True) if on_cpu else unmarkable(group)
     if not changed:
         return ""
@@ -92,6 +93,7 @@ def _mark(group: Any, clock: RankClock) -> None:
         group._all_reduce_hook = _MarkedHook(hook, clock, begins=not spans_islands)
 
 
+# A second call of `subtract_collectives` must not wrap what the first one has wrapped.
 def _unmarked(part: Any) -> Any:
     return part.inner if isinstance(part, _MarkedGather | _MarkedScatter | _MarkedHook) else part
 
@@ -167,6 +169,7 @@ def held_back(model: nn.Module, *, last: bool) -> Iterator[None]:
     forward passes.
     """
     parts = fsdp_parts(model)
+    # Each part is set by itself, because the setters' recursion would meet a part several times.
     for part in parts:
         _keep_gathered(part)
         part.set_reshard_after_backward(last, recurse=False)
@@ -307,6 +310,7 @@ def _averaged(model: nn.Module, parts: list[Any]) -> Iterator[tuple[str, float]]
             yield "DistributedDataParallel", part.process_group.size()
     for part in parts:
         for group in parameter_groups(part):
+            # The user's own divisor must fit, too: either may make the gradient wrong.
             ranks, factor = _members(group), getattr(group, "gradient_divide_factor", None)
             yield "fully_shard model", ranks
             yield "fully_shard model", ranks if factor is None else factor

@@ -160,6 +160,7 @@ def moved(*, collectives_only: bool = False) -> str:
 
     On a CPU only collectives matter. Takes about 0.1 s of one core, once in a process.
     """
+    # Read from the files, because some methods in memory may be replaced already.
     found = importlib.util.find_spec("torch")
     assert found is not None
     assert found.origin is not None
@@ -237,6 +238,7 @@ class _PlaceReader(ast.NodeVisitor):
     def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> None:
         self._visit_inside(node)
 
+    # Which conditions hold for a wait is part of its place, so both branches record theirs.
     def visit_If(self, node: ast.If | ast.While | ast.IfExp) -> None:
         self.visit(node.test)
         test = ast.unparse(node.test)
@@ -250,6 +252,7 @@ class _PlaceReader(ast.NodeVisitor):
         self._visit_under(ast.unparse(node.iter), [*node.body, *node.orelse])
 
     def visit_With(self, node: ast.With) -> None:
+        # The stream on which torch waits is one of the conditions.
         calls = [ast.unparse(item.context_expr) for item in node.items]
         streams = [call for call in calls if ".stream(" in call]
         for item in node.items:
@@ -281,6 +284,7 @@ class _PlaceReader(ast.NodeVisitor):
         self.generic_visit(node)
 
     def _visit_inside(self, node: ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> None:
+        # The conditions under which a function is defined do not matter for its body.
         conditions, self._conditions = self._conditions, []
         self._inside.append(node.name)
         self.generic_visit(node)

@@ -66,6 +66,7 @@ def meet(
     steps cannot be measured; empty if they can).
     """
 
+    # An error in either function reaches all ranks as the same error.
     def show() -> Plain:
         if of_pipeline(model):
             raise pipelined(model)
@@ -82,6 +83,7 @@ def meet(
         return {
             "asked": {**asked, "weights": _outline(model)},
             "device": asdict(read_device(device)),
+            # Ranks differ in this if torch chose the backend by the device.
             "backends": "" if group is None else dist.get_backend_config(group),
             "card": card_of(device),
             "bf16": any(p.dtype is torch.bfloat16 for p in model.parameters()),
@@ -99,6 +101,7 @@ def meet(
         compiled = any(mine["compiled"] for mine in shown)
         for sentence in require(devices, dtype=dtype, compiled=compiled):
             logger.warning("%s", sentence)
+        # One rank without measured times leaves the leader without a split to compute.
         reasons = (mine["not_measured"] for mine in shown)
         cards = [mine["card"] for mine in shown]
         return {
@@ -138,7 +141,7 @@ def not_averaged(model: nn.Module) -> str:
 
     An engine that is neither DDP nor FSDP2 is taken to average all its parameters.
     """
-    averaged: set[int] = set()
+    averaged: set[int] = set()  # by identity: names differ between a model and the engine inside it
     for engine in engines_in(model):
         averaged.update(map(id, _averaged_by(engine)))
     return next(
