@@ -28,8 +28,10 @@ marks, and the steps in between do not enter the estimates.
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
+from statistics import median
 from typing import Any
 
 import torch.distributed as dist
@@ -44,6 +46,7 @@ MOST_COST = 0.003
 """Host time that marks should take at most, as a fraction of the steps' time."""
 _ALWAYS_MARKED = 50  # steps at the start, in which the split is found
 _MOST_APART = 20  # steps from one with marks to the next, even if they cost more
+_RECENT = 25  # steps whose median says what a step and its marks take; one alone is too noisy
 
 
 class StallMarks:
@@ -53,6 +56,8 @@ class StallMarks:
         self._clock = clock
         self._step, self._began_s, self._spent_s = -1, 0.0, 0.0
         self._every, self._marks_this_step = 1, False
+        self._steps_s = deque[float](maxlen=_RECENT)
+        self._costs_s = deque[float](maxlen=_RECENT)  # of steps with marks
 
     def watch(self, group: Any) -> None:
         """Mark the waits of a parameter group, in place of earlier marks."""
@@ -92,9 +97,13 @@ class StallMarks:
 
     def _begin(self, timer: StepTimer) -> None:
         now_s = timer.now()
-        if self._marks_this_step and timer.step > _ALWAYS_MARKED:
+        if self._step >= 0:
             # The host's time from step to step is the device's, as it cannot run ahead for ever.
-            cost = self._spent_s / max(now_s - self._began_s, 1e-9)
+            self._steps_s.append(now_s - self._began_s)
+        if self._marks_this_step:
+            self._costs_s.append(self._spent_s)
+        if self._costs_s and timer.step > _ALWAYS_MARKED:
+            cost = median(self._costs_s) / max(median(self._steps_s), 1e-9)
             self._every = min(max(math.ceil(cost / MOST_COST), 1), _MOST_APART)
         self._step, self._began_s, self._spent_s = timer.step, now_s, 0.0
         self._marks_this_step = timer.step <= _ALWAYS_MARKED or timer.step % self._every == 0

@@ -69,8 +69,8 @@ class Run:
         self.timer.fetch_started()
         self.timer.fetch_ended(number, 4, modelled=True)
 
-    def step(self, number: int, waits: int = 1) -> None:
-        """Run a step of one second with waits."""
+    def step(self, number: int, waits: int = 1, work_s: float = 1.0) -> None:
+        """Run a step with waits."""
         if number:
             self._fetch(number)
         for _ in range(waits):
@@ -79,7 +79,7 @@ class Run:
                 all_gather_event=event, all_gather_work=None
             )
             self.group.wait_for_unshard()
-        self.device.host(1.0)
+        self.device.host(work_s)
         self.timer.gradients_ready()
         self.timer.synchronised()
 
@@ -232,7 +232,8 @@ def test_a_step_with_an_unknown_wait_is_not_modelled(state: dict[str, Any]) -> N
     assert [record.modelled for record in run.records] == [False, True]
 
 
-def test_marks_that_cost_too_much_are_set_in_some_steps_only() -> None:
+@pytest.mark.parametrize("longest_s", [1.0, 20.0], ids=["even", "one long step"])
+def test_marks_that_cost_too_much_are_set_in_some_steps_only(longest_s: float) -> None:
     run = Run()
     # In a step of about a second: 3.3 times what marks may cost.
     wait_s = MOST_COST * 3.3 / 4
@@ -244,7 +245,7 @@ def test_marks_that_cost_too_much_are_set_in_some_steps_only() -> None:
 
     vars(run.device)["record"] = slowly
     for number in range(80):
-        run.step(number, waits=4)
+        run.step(number, waits=4, work_s=longest_s if number == 60 else 1.0)
     run.timer.settle()
 
     modelled = [one.step for one in run.records if one.modelled]
