@@ -7,6 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from evenstride.runtime.checkpoint.restore.saved_state import capture_random, restore_random
+from evenstride.runtime.loading.streams import drawn
+from evenstride.runtime.noise.noise_parts import Reading
+from evenstride.runtime.timing.device_timer import untimed
 from tests.virtual_device import device_module as virtual
 
 DEVICE = virtual.DEVICE
@@ -167,3 +171,43 @@ def backward(rank: int) -> list[float]:
         on_side = virtual.cursor_ms()
     assert x.grad is not None
     return [forward, on_side, virtual.cursor_ms(), *map(float, x.grad)]
+
+
+def read_later(rank: int) -> tuple[list[Any], list[float]]:
+    """Return whether a reading has arrived, and the host's time, before and after a wait."""
+    del rank
+    virtual.install()
+    virtual.costs(op_us=1.0)
+    assert not untimed(torch.device(DEVICE)), "it waits for the device once, as watch() does"
+    virtual.install()
+    numbers = torch.ones(2, device=DEVICE)
+    virtual.work(5.0)
+    reading = Reading(2 * numbers)
+    seen = [reading.there, virtual.host_ms()]
+    torch.accelerator.synchronize()
+    return [*seen, reading.there, virtual.host_ms()], reading.values()
+
+
+def random_numbers(rank: int) -> dict[str, bool]:
+    """Return which numbers repeat: after a restored state, and where a function draws."""
+    del rank
+    virtual.install()
+    device = torch.device(DEVICE)
+    state = capture_random(device)
+    first = torch.rand(3, device=device)
+    restore_random(state, device)
+
+    def draw(samples: int) -> Tensor:
+        return torch.rand(samples, device=device)
+
+    again = torch.rand(3, device=device)
+    batch, following = drawn(draw, 3, 1), torch.rand(3, device=device)
+    restore_random(state, device)
+    torch.rand(3, device=device)
+    return {
+        "of the device": device.type in state,
+        "restored": first.equal(again),
+        "drawn": batch.equal(drawn(draw, 3, 1)),
+        "drawn under another seed": batch.equal(drawn(draw, 3, 2)),
+        "following": following.equal(torch.rand(3, device=device)),
+    }

@@ -76,3 +76,17 @@ def test_the_backward_pass_uses_the_streams_of_the_forward_pass(virtual_ranks: R
 
     assert (forward, on_side, after) == (9.0, 39.0, 39.0)
     assert gradient == [2.0, 2.0, 2.0]
+
+
+def test_noise_is_read_without_waiting_for_the_device(virtual_ranks: RankPool) -> None:
+    ((seen, values),) = virtual_ranks.run(single.read_later, 1)
+
+    assert seen == [False, 0.0, True, 5.0]
+    assert values == [2.0, 2.0]
+
+
+def test_random_numbers_of_a_device_are_saved_and_drawn_again(virtual_ranks: RankPool) -> None:
+    (repeats,) = virtual_ranks.run(single.random_numbers, 1)
+
+    assert repeats.pop("drawn under another seed") is False
+    assert all(repeats.values()), repeats

@@ -20,6 +20,7 @@ from torch.utils.data import Dataset, IterableDataset
 
 from evenstride.core.sampling.partition import UNKNOWN_LENGTH
 from evenstride.errors import ConfigError
+from evenstride.runtime.engines.device_support import accelerator, has_chosen
 from evenstride.runtime.loading.seeding import (
     WindowKey,
     generator_states,
@@ -299,11 +300,14 @@ class BatchReader(Dataset[Any]):
 
 def drawn(function: BatchFunction, samples: int, seed: int) -> Any:
     """Return a batch of a function, drawn under a seed; the generators are restored."""
-    devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
-    with generators_kept(), torch.random.fork_rng(devices):
+    kind = accelerator()
+    # A generator of a device that is not in use must not start the device.
+    module: Any = torch.get_device_module(kind) if kind and has_chosen(kind, None) else None
+    devices = [] if module is None else [module.current_device()]
+    with generators_kept(), torch.random.fork_rng(devices, device_type=kind or "cuda"):
         seed_generators(seed)
-        if devices:
-            torch.cuda.manual_seed(seed)
+        if module is not None:
+            module.manual_seed(seed)
         return function(samples)
 
 

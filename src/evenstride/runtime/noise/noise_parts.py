@@ -19,6 +19,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from evenstride.runtime.timing.device_timer import Mark, marks_on, untimed
+
 # On a CPU, the squares of this many numbers are summed in the gradient's own precision, and these
 # sums in double precision. For ten million numbers it is thirty times as fast as a conversion. Its
 # relative error is 1e-9; summing all in single precision has an error of 7e-4.
@@ -70,20 +72,18 @@ class Reading:
     """An asynchronous copy of a 1-d tensor from a device to the host."""
 
     def __init__(self, numbers: Tensor) -> None:
-        # Reading from devices other than CUDA's waits in any case.
-        self._numbers, self._mark = numbers, None
-        if numbers.is_cuda:
+        self._numbers = numbers
+        self._mark: Mark | None = None
+        if not untimed(numbers.device) and numbers.device.type != "cpu":
             # Pinned, or the copy would block.
             self._numbers = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
             self._numbers.copy_(numbers, non_blocking=True)
-            self._mark = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            # Explicitly the device's stream: callbacks of a backward pass run on another thread.
-            self._mark.record(torch.cuda.current_stream(numbers.device))
+            self._mark = marks_on(numbers.device).record()
 
     @property
     def there(self) -> bool:
         """Whether the numbers have arrived; never waits."""
-        return self._mark is None or bool(self._mark.query())  # type: ignore[no-untyped-call]
+        return self._mark is None or self._mark.query()
 
     def values(self) -> list[float]:
         """Return the numbers; valid only after `there` is true."""

@@ -13,11 +13,12 @@ from evenstride.core.sampling.partition import EpochCursor
 from evenstride.errors import ConfigError
 from evenstride.runtime.coordination.agreement import Plain
 from evenstride.runtime.coordination.leader import Leader
+from evenstride.runtime.engines.device_support import device_name
 from evenstride.runtime.loading.position import CommittedPosition, EpochOrder
 
 
 def workload_facts(models: Sequence[nn.Module], samples: int) -> Plain:
-    """Return the facts of a workload as JSON types; the device is empty without CUDA."""
+    """Return the facts of a workload as JSON types; the device is empty on a CPU."""
     trained = [
         (name, parameter)
         for model in models
@@ -32,7 +33,7 @@ def workload_facts(models: Sequence[nn.Module], samples: int) -> Plain:
         "gradient_bytes": sum(p.numel() * p.element_size() for _, p in trained),
         "digest": hashlib.sha256("\n".join(shapes).encode()).hexdigest()[:16],
         "samples": samples,
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "",
+        "device": "" if device.type == "cpu" else device_name(device),
     }
 
 

@@ -110,6 +110,11 @@ class CudaMarks:
         self._free.append(mark)
 
 
+def marks_on(device: torch.device) -> Marks:
+    """Return the source of marks for a device that is not a CPU."""
+    return CudaMarks(device) if device.type == "cuda" else StreamMarks(device)
+
+
 def _new_event() -> torch.cuda.Event:
     return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
@@ -401,8 +406,7 @@ class RankClock:
         """Measure steps on a model's device from now on, if the device works asynchronously."""
         if device.type == "cpu" or self.timer.on_device or untimed(device):
             return
-        marks = CudaMarks(device) if device.type == "cuda" else StreamMarks(device)
-        timer = DeviceTimer.instead_of(self.timer, marks, alloc_retries(device))
+        timer = DeviceTimer.instead_of(self.timer, marks_on(device), alloc_retries(device))
         self.timer, self.device = timer, device
 
     def handed_out(self, samples: int, *, compiled: bool) -> None:

@@ -196,11 +196,13 @@ def _no_step(training: SavedObjects) -> Iterator[None]:
 
 
 def capture_random(device: torch.device) -> dict[str, Any]:
-    """Return the state of this rank's random generators: torch, its CUDA device, numpy, Python."""
+    """Return the state of this rank's random generators: torch, its device, numpy, Python."""
+    of_device = _generator(device)
     kind, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
     return {
         "torch": _to_bytes(torch.get_rng_state()),
-        "cuda": _to_bytes(torch.cuda.get_rng_state(device)) if device.type == "cuda" else None,
+        # Under the device's type, as the state of another type of device is of no use.
+        **({device.type: _to_bytes(of_device.get_rng_state(device))} if of_device else {}),
         "numpy": (kind, np.asarray(keys).tolist(), int(position), int(has_gauss), float(cached)),
         "python": random.getstate(),
     }
@@ -214,12 +216,18 @@ def restore_random(state: Any, device: torch.device) -> None:
     """
     try:
         torch.set_rng_state(_to_tensor(state["torch"]))
-        if device.type == "cuda" and state["cuda"] is not None:
-            torch.cuda.set_rng_state(_to_tensor(state["cuda"]), device)
+        of_device, saved = _generator(device), state.get(device.type)
+        if of_device and saved is not None:
+            of_device.set_rng_state(_to_tensor(saved), device)
         np.random.set_state(_of_numpy(*state["numpy"]))
         random.setstate(state["python"])
     except (KeyError, OverflowError, RuntimeError, TypeError, ValueError) as error:
         raise CheckpointDamaged("the state of a random generator is invalid") from error
+
+
+def _generator(device: torch.device) -> Any:
+    """Return the module that has the random generator of a device; ``None`` on the CPU."""
+    return None if device.type in ("cpu", "meta") else torch.get_device_module(device)
 
 
 def check_random(state: Any, device: torch.device) -> None:
