@@ -1,11 +1,11 @@
-"""Measure evenstride on one NVIDIA GPU together with CPU cores.
+"""Measure evenstride on one GPU together with CPU cores.
 
     PYTHONPATH=src python benchmarks/gpu.py [--parts waits,timing] [--json] [--out results.json]
     PYTHONPATH=src python benchmarks/gpu.py --device virtual --quick  # rehearsals without a GPU
     PYTHONPATH=src python benchmarks/gpu.py --device cpu --quick
 
 **No part has been run on a GPU yet.** The rehearsals run the same code: the first three parts on
-the device of ``tests/virtual_device``, whose times are exact, and the others with CPU workers
+the virtual device (``tests/virtual_device``), whose times are exact, the others with CPU workers
 instead of the card, so that their figures have no meaning.
 
 The first three parts run in one process, whose slow peers are emulated (see `gpu_peers.py`). They
@@ -393,16 +393,17 @@ def machine(device: str, *, quick: bool) -> Found:
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """Parse the command line. Exit if it is invalid."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--parts", help=f"some of {', '.join(PARTS)}; default: all of the device")
+    some = f"some of {', '.join(PARTS)}, separated by commas"
+    parser.add_argument("--parts", help=f"{some}; default: all that the device can run")
     parser.add_argument(
         "--device",
         choices=("cuda", "cpu", "virtual"),
         default="cuda",
-        help="cpu and virtual are rehearsals",
+        help="rehearse without a GPU: virtual for the first three parts, cpu for the others",
     )
-    parser.add_argument("--quick", action="store_true", help="small nets, short times")
+    parser.add_argument("--quick", action="store_true", help="use small networks and short times")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
-    parser.add_argument("--out", type=Path, help="file for the figures, as JSON")
+    parser.add_argument("--out", type=Path, help="write the figures to this file, as JSON")
     args = parser.parse_args(arguments)
     known = OF_DEVICE[args.device]
     args.parts = args.parts.split(",") if args.parts else list(known)
@@ -419,8 +420,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = parse(arguments)
     if args.device == "cuda" and not torch.cuda.is_available():
         print(
-            "this benchmark needs an NVIDIA GPU and a torch built for CUDA, but torch found none; "
-            "rehearse it without one by --device virtual --quick and --device cpu --quick",
+            "this benchmark needs an NVIDIA GPU or an AMD GPU, and a torch built for it, but "
+            "torch found none; rehearse it without one by --device virtual --quick and "
+            "--device cpu --quick",
             file=sys.stderr,
         )
         return 2

@@ -14,9 +14,10 @@ each number of ranks, the benchmark prints one line per scene:
 * loss: the last rank falls silent, and the collectives of all others fail
 
 The columns are figures per rank, as a mean over all ranks: requests to the store, keys in them,
-bytes sent and received, and processor time in evenstride's threads. Then they give the requests
-of rank 0, the processor time of the store, and how long the scene lasted. The last line is the
-processor time of the leader's decision alone, on 64 steps of all ranks.
+bytes sent and received, and processor time in evenstride's threads. The last three are the requests
+of rank 0, the processor time of the store, and how long the scene lasted. Below the table is the
+processor time of the leader's decision alone, on 64 steps of all ranks, and how many ranks name the
+lost one.
 
 examples:
   python benchmarks/scale.py --ranks 64
@@ -483,14 +484,15 @@ def prepare() -> None:
 
 def main() -> None:
     """Measure each number of ranks and print the figures."""
+    about, begin, examples = (__doc__ or "").partition("examples:")
     parser = argparse.ArgumentParser(
-        description=(__doc__ or "").splitlines()[0],
-        epilog="examples:" + (__doc__ or "").partition("examples:")[2],
+        description=about,
+        epilog=begin + examples,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--ranks", default="64,256,1024", help="numbers of ranks, by commas")
-    parser.add_argument("--scenes", default=",".join(SCENES), help="which scenes, by commas")
-    parser.add_argument("--seconds", type=float, default=5.0, help="of short and of long steps")
+    parser.add_argument("--ranks", default="64,256,1024", help="numbers of ranks, with commas")
+    parser.add_argument("--scenes", default=",".join(SCENES), help="scenes, with commas")
+    parser.add_argument("--seconds", type=float, default=5.0, help="for each scene of steps")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()

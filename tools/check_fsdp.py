@@ -1,7 +1,8 @@
 """Check FSDP2's source in releases of torch that are not installed.
 
 evenstride times FSDP2 by its private methods and knows every place in which they wait. For each
-wheel, or folder with an unpacked one, this prints what is unknown. Usage:
+wheel, or folder with an unpacked one, this prints the unknown places, or that every wait is known.
+The exit code is 1 if a place is unknown. Usage:
 
     pip download torch==2.15.0 --no-deps --dest wheels
     python tools/check_fsdp.py wheels/*.whl
@@ -9,6 +10,7 @@ wheel, or folder with an unpacked one, this prints what is unknown. Usage:
 
 from __future__ import annotations
 
+import argparse
 import sys
 import zipfile
 from pathlib import Path
@@ -35,4 +37,8 @@ def main(releases: list[Path]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main([Path(name) for name in sys.argv[1:]]))
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("releases", nargs="+", type=Path, help="wheels, or unpacked ones")
+    sys.exit(main(parser.parse_args().releases))

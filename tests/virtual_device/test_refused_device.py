@@ -12,7 +12,7 @@ REFUSED = {
     "compiled autograd": ["under compiled autograd", "(step 0)"],
     "graph": ["while a CUDA graph is captured", "make_graphed_callables", "(step 0)"],
     "mixed": [
-        "rank 0, 2, 3 (virtual) waits in vccl and rank 1 (cpu) waits in gloo",
+        "ranks 0, 2, 3 (virtual) wait in vccl and rank 1 (cpu) waits in gloo",
         'call init_process_group("gloo") on every rank',
     ],
 }

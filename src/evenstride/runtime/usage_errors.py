@@ -268,10 +268,10 @@ def bare(name: str, world_size: int) -> ConfigError:
 
 def not_averaged(parameter: str, world_size: int) -> ConfigError:
     return ConfigError(
-        f"watch() got a model whose parameter {parameter} no engine averages over the {world_size} "
-        "ranks, because DistributedDataParallel or FSDP2 ignores it or does not contain it. Put "
-        "all trainable parameters into the wrapper. Experts that each rank has for itself (expert "
-        f"parallelism) are not supported. {_BY_HAND}"
+        f"watch() got a model with the parameter {parameter}, which no engine averages over the "
+        f"{world_size} ranks: DistributedDataParallel or FSDP2 ignores it or does not contain it. "
+        "Put all trainable parameters into the wrapper. Experts that each rank has for itself "
+        f"(expert parallelism) are not supported. {_BY_HAND}"
     )
 
 

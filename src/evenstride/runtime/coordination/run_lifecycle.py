@@ -222,7 +222,7 @@ def _profiles(plain: Any) -> list[WorkerProfile]:
     for one in plain if isinstance(plain, list) else []:
         try:
             profiles.append(WorkerProfile.from_plain(one))
-        except ValueError:  # of another version; that worker is measured anew
+        except ValueError:  # of another version; that worker is measured again
             continue
     return profiles
 

@@ -90,8 +90,8 @@ def check_declared(policy: Policy[Any], assumed: Sequence[str], kinds: Sequence[
             raise ConfigError(
                 f"policy {spec_of(policy)!r} splits the batch by FLOP/s, which Stride() measured "
                 f"on the {declared} of rank {rank}, but its model is on {kind}; before Stride(), "
-                f"call torch.{chosen}.set_device(local_rank) on the ranks that compute there, and "
-                "on no others"
+                f"call torch.{chosen}.set_device(local_rank) on the ranks that compute on {chosen}"
+                ", and on no others"
             )
 
 

@@ -235,7 +235,8 @@ def check_backends(kinds: Sequence[str], backend_configs: Sequence[str]) -> None
         met.setdefault((backend_of(kind, config), kind), []).append(rank)
     if len({backend for backend, _ in met}) > 1:
         ways = " and ".join(
-            f"rank {', '.join(map(str, ranks[:8]))} ({kind}) waits in {backend}"
+            f"{'ranks' if ranks[1:] else 'rank'} {', '.join(map(str, ranks[:8]))} ({kind}) "
+            f"{'wait' if ranks[1:] else 'waits'} in {backend}"
             for (backend, kind), ranks in met.items()
         )
         shown = ", ".join(map(repr, dict.fromkeys(backend_configs)))

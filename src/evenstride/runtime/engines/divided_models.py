@@ -169,7 +169,7 @@ def _check_module(part: nn.Module) -> None:
     for name, value in vars(part).items():
         kind = _kind_of_attribute(name)
         if kind and isinstance(value, dist.ProcessGroup) and value.size() > 1:
-            raise _refused(kind, f"its {type(part).__name__} has a {name} of {value.size()} ranks")
+            raise _refused(kind, f"its {type(part).__name__} has {name} ({value.size()} ranks)")
 
 
 def _kind_of_attribute(name: str) -> str:

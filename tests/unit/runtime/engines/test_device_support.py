@@ -264,7 +264,11 @@ def test_a_kind_without_a_backend_is_refused(
             ["cuda:nccl", "cpu:gloo"],
             ("rank 0 (cuda) waits in nccl and rank 1 (cpu) waits in gloo", "'cuda:nccl', 'cpu:"),
         ),
-        (["cpu", "xpu", "cpu"], ["cpu:gloo,xpu:xccl"] * 3, ("rank 0, 2 (cpu)", "rank 1 (xpu)")),
+        (
+            ["cpu", "xpu", "cpu"],
+            ["cpu:gloo,xpu:xccl"] * 3,
+            ("ranks 0, 2 (cpu) wait in", "rank 1 (xpu)"),
+        ),
     ],
 )
 def test_ranks_in_different_backends_are_named_with_the_backend_that_serves_all(

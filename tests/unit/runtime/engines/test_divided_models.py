@@ -97,7 +97,7 @@ def _experts_on_other_ranks() -> Any:
         (lambda: _marked("skip_allreduce", True), ("expert parallelism", "skip_allreduce=True")),
         (_experts_on_other_ranks, ("expert parallelism", "2 ranks", "4")),
         (lambda: _holding("tp_group", _pair()), ("tensor parallelism", "Linear", "tp_group")),
-        (lambda: _holding("_cp_group", _pair()), ("context parallelism", "_cp_group of 2")),
+        (lambda: _holding("_cp_group", _pair()), ("context parallelism", "_cp_group (2 ranks)")),
         (
             lambda: _holding("expert_model_parallel_group", _pair()),
             ("expert parallelism", "expert_model_parallel_group"),
