@@ -188,8 +188,8 @@ def _each_once(values: Sequence[int], named: str) -> tuple[int, ...]:
 
 POLICIES_HELP = (
     "Policies: adaptive, dbs, dynamic-batching, lb-bsp-cpu, lb-bsp-gpu, omnilearn, static "
-    "(static:cores, static:flops, static:20,100), uniform. Settings follow a colon: "
-    "dynamic-batching:window=5. my_module.MyPolicy imports your own."
+    "(static:cores, static:flops, static:20,100), uniform. my_module.MyPolicy imports your own. "
+    "Settings follow a colon: dynamic-batching:window=5."
 )
 SCENARIOS_HELP = (
     "Scenario files, folders of them, or names of built-in scenarios (evenstride simulate --list)."

@@ -193,7 +193,7 @@ def test_the_help_names_every_policy_and_a_setting(
 
 
 def test_the_help_lists_all_policies() -> None:
-    listed, _, setting = POLICIES_HELP.removeprefix("Policies: ").partition(". Settings follow a")
+    listed, _, setting = POLICIES_HELP.removeprefix("Policies: ").partition(". my_module.")
     plain = listed.replace("(static:cores, static:flops, static:20,100)", "")
 
     assert tuple(name.strip() for name in plain.split(",")) == POLICY_NAMES
