@@ -8,6 +8,7 @@ from datetime import timedelta
 from typing import cast
 
 import pytest
+from torch.distributed import HashStore
 
 from evenstride.runtime.failures import heartbeat
 from evenstride.runtime.failures.heartbeat import ENDED, Beat, Heartbeats, diagnose, ending_error
@@ -321,6 +322,43 @@ def test_in_asynchronous_modes_all_heartbeats_are_watched(clock: Clock) -> None:
     watch.liveness.close(7, None)
 
     assert [lost for lost, _ in watch.lost] == [2, 3]
+
+
+def test_the_leader_finds_a_lost_rank_although_the_rank_that_waits_is_slow(clock: Clock) -> None:
+    watch = Watch(clock, 0, 3, ring=False)
+    watch.at = ("data", 7)  # the leader itself does not wait
+    watch.beating = {1}
+
+    for _ in range(25):  # the waiting rank misses every second look
+        watch.wait(1)
+        clock.sleep(1.0)
+        watch.liveness.look()
+    watch.liveness.close(7, None)
+
+    assert [lost for lost, _ in watch.lost] == [2]
+
+
+def test_few_ranks_read_all_heartbeats_even_if_their_collectives_fail_one_after_another(
+    clock: Clock,
+) -> None:
+    ranks, store, asked = 30, HashStore(), list[bool]()
+    at, watches = ("sync", 7), list[Heartbeats]()
+    for rank in range(ranks):
+        of = Channel(rank, ranks, timedelta(seconds=600), store, store, store)
+        peers = tuple(Peer(other, "host", f"place {other}", 1) for other in range(ranks))
+        watches.append(Heartbeats(of, peers, lambda: at, lambda *_: None, 30.0))
+    for watch in watches:
+        watch.look()
+    at = ("failed", 7)
+
+    for watch in watches:
+        asked.append(watch.reads_all("failed/7"))
+        for earlier in watches:
+            earlier.look()
+    for watch in watches:
+        watch.close(7, None)
+
+    assert asked == [True] * 8 + [False] * (ranks - 8)
 
 
 @pytest.mark.parametrize("phase", ["data", "between", "idle"])
