@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import cast
 
 import pytest
-from torch.distributed import HashStore
+from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from evenstride.runtime.failures import heartbeat
 from evenstride.runtime.failures.heartbeat import ENDED, Beat, Heartbeats, diagnose, ending_error
