@@ -95,7 +95,8 @@ def pipelined(thing: object) -> ConfigError:
 def in_context_parallel() -> bool:
     """Return whether ``context_parallel`` of torch has replaced the attention function."""
     attention = nn.functional.scaled_dot_product_attention
-    return attention is not _ATTENTION and str(attention.__module__).startswith(_CONTEXT)
+    module = str(getattr(attention, "__module__", ""))  # a user's own may have none
+    return attention is not _ATTENTION and module.startswith(_CONTEXT)
 
 
 def context_parallel() -> ConfigError:
