@@ -335,6 +335,16 @@ def test_in_asynchronous_modes_the_other_ranks_watch_the_leader(clock: Clock, ra
     assert [lost for lost, _ in watch.lost] == [0]
 
 
+def test_the_leader_finds_no_rank_lost_while_none_waits(clock: Clock) -> None:
+    watch = Watch(clock, 0, 3, ring=False)
+    watch.at, watch.beating = ("data", 7), set()
+
+    watch.wait(60)
+    watch.liveness.close(7, None)
+
+    assert watch.lost == []
+
+
 def test_the_leader_finds_a_lost_rank_although_the_rank_that_waits_is_slow(clock: Clock) -> None:
     watch = Watch(clock, 0, 3, ring=False)
     watch.at = ("data", 7)  # the leader itself does not wait
