@@ -34,7 +34,7 @@ from evenstride.runtime.failures.survivors import Survivors
 from evenstride.runtime.loading.position import CommittedPosition
 from evenstride.runtime.session.rank_calls import RankCalls, Whereabouts
 from evenstride.runtime.store import store_channel
-from evenstride.runtime.store.store_channel import Channel
+from evenstride.runtime.store.store_channel import Channel, nap_s
 from evenstride.runtime.timing.device_timer import RankClock
 from evenstride.runtime.timing.recorder import Recorder
 from evenstride.runtime.timing.step_timer import StepRecord, StepTimer
@@ -281,3 +281,8 @@ def test_the_announcement_of_a_team_names_each_machine_once() -> None:
 
     assert len(plain["machines"]) == 8
     assert unpacked(plain) == tuple(peers)
+
+
+def test_all_waiting_ranks_together_poll_the_store_at_a_limited_rate() -> None:
+    assert nap_s(2, few_s=0.01) == 0.01
+    assert all(ranks / nap_s(ranks, few_s=0.0002) <= 20_001 for ranks in (2, 64, 1024, 4096))

@@ -98,6 +98,7 @@ _NO_XLA = (
     "events by which evenstride could time a step; use DistributedDataParallel or fully_shard on "
     "CPU, CUDA or ROCm"
 )
+_OF_GLOO = ("cpu", "cuda")  # types of devices between which gloo moves data
 _ENTRY = re.compile(r"(sm|compute)_(\d+)(\d)([af]?)")
 
 
@@ -224,10 +225,13 @@ def check_backends(kinds: Sequence[str], backend_configs: Sequence[str]) -> None
         if "xla" in served.values():
             raise ConfigError(f"the process group has the backend {config!r}: {_NO_XLA}")
         if kind not in served:
+            way = 'call init_process_group("gloo"), which serves both'
+            if kind not in _OF_GLOO:
+                way = f"call init_process_group() with a backend that serves {kind}"
             raise ConfigError(
                 f"rank {rank} computes on {kind}, but the process group's backend "
-                f"{config!r} serves {' and '.join(served) or 'no device'} only; call "
-                'init_process_group("gloo"), which serves both, or give that rank another device'
+                f"{config!r} serves {' and '.join(served) or 'no device'} only; {way}, or give "
+                "that rank another device"
             )
     # Ranks on different backends hang at the first collective.
     met: dict[tuple[str, str], list[int]] = {}
@@ -240,10 +244,10 @@ def check_backends(kinds: Sequence[str], backend_configs: Sequence[str]) -> None
             for (backend, kind), ranks in met.items()
         )
         shown = ", ".join(map(repr, dict.fromkeys(backend_configs)))
+        gloo = 'call init_process_group("gloo") on every rank, so that all wait in gloo, or '
         raise ConfigError(
             f"with the process group's backend {shown}, {ways}, so they wait for each other for "
-            'ever; call init_process_group("gloo") on every rank, so that all wait in gloo, or use '
-            "one type of device"
+            f"ever; {gloo if set(kinds) <= set(_OF_GLOO) else ''}use one type of device"
         )
 
 
@@ -435,7 +439,7 @@ def _served(backend_config: str) -> dict[str, str]:
         if colon:
             served[kind] = backend
         else:  # a bare name stands for all device types that it serves
-            served |= dict.fromkeys(("cuda",) if part == "nccl" else ("cpu", "cuda"), part)
+            served |= dict.fromkeys(("cuda",) if part == "nccl" else _OF_GLOO, part)
     return {k: v for k, v in served.items() if v not in ("", "none", "undefined")}
 
 

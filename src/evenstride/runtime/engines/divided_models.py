@@ -27,6 +27,8 @@ logger = logging.getLogger("evenstride")
 
 # Usual names of mesh dimensions, and the kind of parallelism that they stand for.
 _KINDS = {"tp": "tensor", "sp": "sequence", "cp": "context", "ep": "expert", "pp": "pipeline"}
+# Parts of names of dimensions along which each rank has samples of its own.
+_DATA = {"dp", "ddp", "fsdp", "hsdp", "data", "parallel", "replica", "replicate", "shard"}
 # Marks of parameters that only some ranks share: of Megatron-LM and DeepSpeed, and of Tutel.
 _EXPERT_MARKS = {"allreduce": False, "skip_allreduce": True}
 _PIPELINING = "torch.distributed.pipelining"
@@ -93,7 +95,8 @@ def pipelined(thing: object) -> ConfigError:
 def in_context_parallel() -> bool:
     """Return whether ``context_parallel`` of torch has replaced the attention function."""
     attention = nn.functional.scaled_dot_product_attention
-    return attention is not _ATTENTION and str(attention.__module__).startswith(_CONTEXT)
+    module = str(getattr(attention, "__module__", ""))  # a user's own may have none
+    return attention is not _ATTENTION and module.startswith(_CONTEXT)
 
 
 def context_parallel() -> ConfigError:
@@ -201,14 +204,19 @@ def _meshes(groups: Sequence[Any], engines: Sequence[Any]) -> Iterator[Any]:
 
 
 def _others(mesh: Any) -> list[str]:
-    """Return the names of the whole mesh's dimensions that do not divide the data."""
+    """Return the names of the whole mesh's dimensions that may not divide the data."""
     root = _root(mesh)
     names, mine = root.mesh_dim_names or (), mesh.mesh_dim_names or ()
     if mesh.size() < root.size():
         found = [name for name in names if name not in mine]
     else:  # maybe a flattened mesh, which only a name can show
         found = [name for name in names if name in _KINDS and name not in mine]
-    return [name for name in found if _size(root, name) > 1]
+    return [name for name in found if _size(root, name) > 1 and not _of_data(name)]
+
+
+def _of_data(name: str) -> bool:
+    """Return whether a dimension's name says that it divides data, such as ``dp_replicate``."""
+    return set(name.split("_")) <= _DATA
 
 
 def _size(root: Any, name: str) -> int:
@@ -225,7 +233,10 @@ def _root(mesh: Any) -> Any:
 
 
 def _dims_besides(mesh: Any, ranks: list[int]) -> list[int]:
-    """Return the other dimensions, larger than 1, of a mesh of which ``ranks`` are one line."""
+    """Return a mesh's other dimensions, if ``ranks`` are one line of it.
+
+    Without those of size 1, and those whose names say that they divide data.
+    """
     layout, own = mesh.mesh, dist.get_rank()
     place = (layout == own).nonzero().flatten().tolist()
     if mesh.ndim < 2 or not place:
@@ -234,7 +245,9 @@ def _dims_besides(mesh: Any, ranks: list[int]) -> list[int]:
     for dim in range(mesh.ndim):
         line = layout[tuple(slice(None) if at == dim else p for at, p in enumerate(place))]
         if sorted(line.tolist()) == sorted(ranks):
-            return [at for at in range(mesh.ndim) if at != dim and mesh.size(at) > 1]
+            names = mesh.mesh_dim_names or [""] * mesh.ndim
+            others = [at for at in range(mesh.ndim) if at != dim and mesh.size(at) > 1]
+            return [at for at in others if not _of_data(names[at])]
     return []
 
 
@@ -255,12 +268,14 @@ def _objects_of(module: str, name: str = "") -> Iterable[Any]:
     """Return all objects whose class, or a base of it, is of a module and has a name, if given."""
     # There are few types and many objects, so the types are looked at first.
     objects = gc.get_objects()
-    kinds = {kind for kind in set(map(type, objects)) if _defined_in(kind, module, name)}
-    return [one for one in objects if type(one) in kinds]
+    # By id, because a class cannot be hashed if its metaclass defines only equality.
+    kinds = {id(type(one)): type(one) for one in objects}
+    found = {key for key, kind in kinds.items() if _defined_in(kind, module, name)}
+    return [one for one in objects if id(type(one)) in found]
 
 
 def _defined_in(kind: type, module: str, name: str = "") -> bool:
     return any(
-        str(base.__module__).startswith(module) and name in ("", base.__name__)
+        str(getattr(base, "__module__", "")).startswith(module) and name in ("", base.__name__)
         for base in kind.__mro__
     )

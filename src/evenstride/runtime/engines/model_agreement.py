@@ -68,13 +68,7 @@ def meet(
 
     # An error in either function reaches all ranks as the same error.
     def show() -> Plain:
-        if of_pipeline(model):
-            raise pipelined(model)
-        if not isinstance(model, nn.Module):
-            raise ConfigError(
-                f"watch() got a {type(model).__name__}; it takes the model that is trained, a "
-                "torch.nn.Module such as DistributedDataParallel(net)"
-            )
+        _require_module(model)
         _check_drift(model, asked["drift_check"])
         check_compression(model, asked["compress"])
         device = device_of(model)
@@ -162,6 +156,16 @@ def _averaged_by(engine: Any) -> Iterator[Any]:
                 yield getattr(one, "_unsharded_param", None)
     else:
         yield from engine.parameters()
+
+
+def _require_module(model: object) -> None:
+    if of_pipeline(model):
+        raise pipelined(model)
+    if not isinstance(model, nn.Module):
+        raise ConfigError(
+            f"watch() got a {type(model).__name__}; it takes the model that is trained, a "
+            "torch.nn.Module such as DistributedDataParallel(net)"
+        )
 
 
 def _outline(model: nn.Module) -> str:

@@ -141,8 +141,9 @@ def engine_exists() -> bool:
 
 def _engine_among(objects: list[Any]) -> bool:
     # By type, because some objects run code of their own in isinstance() and hasattr().
-    kinds = set(map(type, objects))
-    return any(issubclass(kind, nn.Module) and _is_engine(kind) for kind in kinds)
+    # By id, because a class cannot be hashed if its metaclass defines only equality.
+    kinds = {id(type(one)): type(one) for one in objects}
+    return any(issubclass(kind, nn.Module) and _is_engine(kind) for kind in kinds.values())
 
 
 def bypassed(model: nn.Module) -> bool:

@@ -139,7 +139,8 @@ class Heartbeats:
         if not ring and mine:
             self._others = [0]
         self._heard: dict[int, tuple[Beat, float]] = {}
-        self._places: dict[int, tuple[Beat, float]] = {}  # since when each rank is at one place
+        # Since when each rank is at one place, and when its last heartbeat was new.
+        self._places: dict[int, tuple[Beat, float, float]] = {}
         self._claim = ""  # the key under which this rank claimed to read for all
         self._count, self._cpu_s = 0, 0.0
         self._closing, self._beating = False, threading.Lock()
@@ -222,9 +223,12 @@ class Heartbeats:
         if self._leads:
             self._look_for_all(now_s)
         if at != self._waiting_since[0]:
+            # Within a step, other ranks may still ask who reads: the phase of a rank whose
+            # collective failed changes, too.
+            if at[1] != self._waiting_since[0][1]:
+                self._forget_claim()
             # Silence counts within one wait only: while steps proceed, no rank is missing.
             self._waiting_since, self._warned = (at, now_s), 0
-            self._forget_claim()
             if not self._leads:
                 self._heard.clear()
             return
@@ -299,11 +303,12 @@ class Heartbeats:
         beats = self.beats([self._channel.rank, *self._others])
         waits = False
         for rank, beat in beats.items():
-            before, since_s = self._places.get(rank, (None, now_s))
+            before, since_s, beat_s = self._places.get(rank, (None, now_s, now_s))
             stays = before is not None and (before.phase, before.step) == (beat.phase, beat.step)
-            self._places[rank] = (beat, since_s if stays else now_s)
-            # A rank whose heartbeat has stopped does not wait.
-            alive = before is not None and before.count != beat.count
+            beat_s = beat_s if before == beat else now_s
+            self._places[rank] = (beat, since_s if stays else now_s, beat_s)
+            # A rank whose heartbeat has stopped does not wait. A busy rank's may miss some looks.
+            alive = now_s - beat_s < SILENT_S
             long = stays and now_s - since_s >= WATCH_AFTER_S
             waits |= alive and long and beat.phase in _WAITING_PHASES
         if waits:

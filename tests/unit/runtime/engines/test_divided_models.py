@@ -27,6 +27,7 @@ from evenstride.runtime.engines.divided_models import (
 )
 from evenstride.runtime.engines.fsdp import check_engine
 from evenstride.runtime.engines.model_agreement import meet, not_averaged
+from evenstride.runtime.engines.watched_models import engine_exists
 from tests.messages import raises_message
 from tests.unit.runtime.solo import numbered
 
@@ -210,6 +211,43 @@ def test_a_stride_over_no_dimension_of_a_mesh_is_accepted(shape: tuple[int, ...]
     check_other_dims(other)
 
     assert mesh.size() == RANKS
+
+
+@pytest.mark.parametrize("names", [("dp_replicate", "dp_shard"), ("data_parallel", "shard")])
+def test_a_stride_over_one_of_several_dimensions_of_data_is_accepted(
+    names: tuple[str, ...],
+) -> None:
+    mesh = _mesh(*names)
+    model = Mixture()
+    fully_shard(model, mesh=mesh[names[1]])
+
+    check_other_dims([2, 3])
+    check_engine(model, ["cpu", "cpu"])
+
+    assert mesh.ndim == 2
+
+
+def test_classes_that_cannot_be_hashed_or_have_no_module_are_passed_over() -> None:
+    class Kind(type):
+        """A metaclass that defines equality only."""
+
+        def __eq__(cls, other: object) -> bool:
+            return cls is other
+
+        def __getattribute__(cls, name: str) -> Any:
+            if name == "__module__":
+                raise AttributeError(name)
+            return super().__getattribute__(name)
+
+    class Odd(metaclass=Kind):
+        def __init__(self) -> None:
+            self.held = list[int]()  # so that the garbage collector lists it
+
+    odd = Odd()
+    assert any(one is odd for one in gc.get_objects())
+
+    check_stages([Mixture()])
+    engine_exists()
 
 
 def _ignoring() -> nn.Module:

@@ -8,6 +8,7 @@ from datetime import timedelta
 from typing import cast
 
 import pytest
+from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from evenstride.runtime.failures import heartbeat
 from evenstride.runtime.failures.heartbeat import ENDED, Beat, Heartbeats, diagnose, ending_error
@@ -321,6 +322,104 @@ def test_in_asynchronous_modes_all_heartbeats_are_watched(clock: Clock) -> None:
     watch.liveness.close(7, None)
 
     assert [lost for lost, _ in watch.lost] == [2, 3]
+
+
+@pytest.mark.parametrize("rank", [1, 3])
+def test_in_asynchronous_modes_the_other_ranks_watch_the_leader(clock: Clock, rank: int) -> None:
+    watch = Watch(clock, rank, 5, ring=False)
+    watch.beating -= {0, 2, 4}
+
+    watch.wait(40)
+    watch.liveness.close(7, None)
+
+    assert [lost for lost, _ in watch.lost] == [0]
+
+
+def test_the_leader_finds_no_rank_lost_while_none_waits(clock: Clock) -> None:
+    watch = Watch(clock, 0, 3, ring=False)
+    watch.at, watch.beating = ("data", 7), set()
+
+    watch.wait(60)
+    watch.liveness.close(7, None)
+
+    assert watch.lost == []
+
+
+def test_the_leader_finds_a_lost_rank_although_the_rank_that_waits_is_slow(clock: Clock) -> None:
+    watch = Watch(clock, 0, 3, ring=False)
+    watch.at = ("data", 7)  # the leader itself does not wait
+    watch.beating = {1}
+
+    for _ in range(25):  # the waiting rank misses every second look
+        watch.wait(1)
+        clock.sleep(1.0)
+        watch.liveness.look()
+    watch.liveness.close(7, None)
+
+    assert [lost for lost, _ in watch.lost] == [2]
+
+
+def test_few_ranks_read_all_heartbeats_even_if_their_collectives_fail_one_after_another(
+    clock: Clock,
+) -> None:
+    ranks, store, asked = 30, HashStore(), list[bool]()
+    at, watches = ("sync", 7), list[Heartbeats]()
+    for rank in range(ranks):
+        of = Channel(rank, ranks, timedelta(seconds=600), store, store, store)
+        peers = tuple(Peer(other, "host", f"place {other}", 1) for other in range(ranks))
+        watches.append(Heartbeats(of, peers, lambda: at, lambda *_: None, 30.0))
+    for watch in watches:
+        watch.look()
+    at = ("failed", 7)
+
+    for watch in watches:
+        asked.append(watch.reads_all("failed/7"))
+        for earlier in watches:
+            earlier.look()
+    for watch in watches:
+        watch.close(7, None)
+
+    assert asked == [True] * 8 + [False] * (ranks - 8)
+
+
+@pytest.mark.parametrize("reported_s", [2.0, None])
+def test_a_rank_that_does_not_read_waits_for_the_report_of_those_that_do(
+    clock: Clock, reported_s: float | None
+) -> None:
+    class Full(SetBeats):
+        """Enough other ranks read the heartbeats."""
+
+        def reads_all(self, occasion: str) -> bool:
+            """Return that this rank does not."""
+            return not occasion
+
+        def beats(self) -> dict[int, Beat]:
+            """Return nothing, because it must not be called."""
+            raise AssertionError
+
+    begun_s = clock.monotonic()
+
+    def known() -> bool:
+        return reported_s is not None and clock.monotonic() - begun_s >= reported_s
+
+    assert diagnose(cast("Heartbeats", Full({})), ME, STEP, known) is None
+    waited_s = clock.monotonic() - begun_s
+    if reported_s is None:  # longer than a rank that reads takes to find nothing
+        assert heartbeat.SILENT_S < waited_s < 2 * heartbeat.SILENT_S
+    else:
+        assert waited_s == pytest.approx(reported_s, abs=0.5)
+
+
+def test_nothing_stays_in_the_store_of_who_reads_in_past_steps(clock: Clock) -> None:
+    watch = Watch(clock, 2, 20)
+    assert watch.liveness.reads_all("sync/7/1")
+    assert watch.channel.present(["reads/sync/7/1"]) == [True]
+
+    watch.at = ("sync", 8)
+    watch.wait(1)
+    watch.liveness.close(8, None)
+
+    assert watch.channel.present(["reads/sync/7/1"]) == [False]
 
 
 @pytest.mark.parametrize("phase", ["data", "between", "idle"])
