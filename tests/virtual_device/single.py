@@ -140,8 +140,8 @@ def trained(rank: int, kind: str) -> list[list[float]]:
     virtual.install()
     torch.manual_seed(5)
     net = nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.Flatten(), nn.Linear(48, 2))
-    x, y = torch.randn(4, 2, 6, 6), torch.tensor([0, 1, 1, 0])
-    net.to(kind)
+    x, y = torch.randn(4, 2, 6, 6).double(), torch.tensor([0, 1, 1, 0])
+    net.double().to(kind)
     optimizer = torch.optim.AdamW(net.parameters(), lr=0.1)
     numbers: list[Tensor] = []
     for _ in range(2):

@@ -68,7 +68,9 @@ def test_training_computes_what_a_cpu_computes(virtual_ranks: RankPool) -> None:
     (on_cpu,) = virtual_ranks.run(single.trained, 1, "cpu")
 
     assert len(on_cpu) == 18
-    assert on_device == on_cpu
+    for ours, theirs in zip(on_device, on_cpu, strict=True):
+        # The order in which a kernel adds numbers up may depend on where these are in memory.
+        assert ours == pytest.approx(theirs, rel=1e-9, abs=1e-9)
 
 
 def test_the_backward_pass_uses_the_streams_of_the_forward_pass(virtual_ranks: RankPool) -> None:
