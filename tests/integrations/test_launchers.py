@@ -196,11 +196,13 @@ def serves(url: str) -> bool:
 def test_a_ray_job_is_submitted(folder: Path) -> None:
     pytest.importorskip("ray.dashboard.modules.job.cli", reason="needs ray[default]")
     ray = [sys.executable, "-m", "ray.scripts.scripts"]
-    port, dashboard = map(str, free_ports(2))
+    # Of its own, as another cluster on this machine may have the agent's usual port.
+    port, dashboard, agent, client = map(str, free_ports(4))
     options = (
         *("--head", "--block", "--disable-usage-stats", "--num-cpus=2", f"--port={port}"),
         *("--node-ip-address=127.0.0.1", "--dashboard-host=127.0.0.1"),
-        *(f"--dashboard-port={dashboard}", f"--temp-dir={folder / 'ray'}"),
+        *(f"--dashboard-port={dashboard}", f"--dashboard-agent-listen-port={agent}"),
+        *(f"--ray-client-server-port={client}", f"--temp-dir={folder / 'ray'}"),
     )
     head = started([*ray, "start", *options], {}, subprocess.DEVNULL)
     try:
