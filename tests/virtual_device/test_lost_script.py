@@ -57,6 +57,9 @@ def test_processes_whose_host_hangs_name_the_lost_rank_and_end(
     survivors = _survivors(tmp_path, fate, how, step, **ELASTIC)
 
     for rank, (code, lines) in survivors.items():
+        if how == "runs ahead" and "closed" in lines:
+            assert code == 0
+            continue  # it asked for its next batch before it waited for the device
         assert f"launched {step}" in lines, "no collective stops the host"
         assert f"launched {step + 1}" not in lines
         assert (f"read {step - 1}" in lines) == (how != "runs ahead")

@@ -95,6 +95,7 @@ class DrawBarrier:
         self._known = False  # whether the leader knows of the batch change
         self._batch = 0  # decided at the latest batch change
         self._error: EvenstrideError | None = None
+        self._delivered = False
         self._timeout_s = timeout_s
         self._ask = ask
         self.waited_s = 0.0
@@ -112,6 +113,11 @@ class DrawBarrier:
     def error(self) -> EvenstrideError | None:
         """The error that every draw raises because the run cannot continue; else ``None``."""
         return self._error
+
+    @property
+    def delivered(self) -> bool:
+        """Whether the training thread has received the error."""
+        return self._delivered
 
     @property
     def failed(self) -> bool:
@@ -163,8 +169,7 @@ class DrawBarrier:
                     asked_s = now_s
                     ask()
             left, self._turn = self._turn, None
-            if self._error is not None:
-                raise self._error
+            self._raise_error()
             return self._batch if left is None else None
 
     def hold(
@@ -262,6 +267,11 @@ class DrawBarrier:
             self._stopped, self._opening, self._barrier = True, False, None
             self._changed.notify_all()
 
+    def _raise_error(self) -> None:
+        if self._error is not None:
+            self._delivered = True
+            raise self._error
+
     def _blocked(self, step: int) -> bool:
         barrier = self._barrier  # read once, because `draw` reads it without the lock
         return barrier is not None and step >= barrier and self._error is None
@@ -279,8 +289,7 @@ class DrawBarrier:
             self._changed.wait(left_s)
         self._waiting = False
         self.waited_s += time.perf_counter() - started_s
-        if self._error is not None:
-            raise self._error
+        self._raise_error()
 
     def _no_decision(self, step: int) -> WorkerLost:
         return WorkerLost(

@@ -126,7 +126,7 @@ class LossReport:
                 logger.error("evenstride: %s", text)
         self._gate.fail(WorkerLost(f"{text}, so step {max(step, 0)} cannot be finished"))
         if self._restarts:
-            self._watch_out((phase, step), again=True)
+            self._watch_out((phase, step))
         return True
 
     def _forgives(self, text: str) -> bool:
@@ -135,18 +135,20 @@ class LossReport:
             return False
         return bool(self._forgive(int(gone[1])))
 
-    def _watch_out(self, at: tuple[str, int], *, again: bool) -> None:
+    def _watch_out(self, at: tuple[str, int]) -> None:
         # A daemon thread, so that a program that ends by itself does not wait for it.
-        timer = threading.Timer(_STUCK_S, self._end_if_stuck, (at,), {"again": again})
+        timer = threading.Timer(_STUCK_S, self._end_if_stuck, (at,))
         timer.name, timer.daemon = "evenstride-stuck", True
         timer.start()
 
-    def _end_if_stuck(self, at: tuple[str, int], *, again: bool) -> None:
-        """End this process if it has not moved; if it has, check once more if ``again``."""
+    def _end_if_stuck(self, at: tuple[str, int]) -> None:
+        """End this process if it stands in a collective; else look again later."""
         now = self._at()
-        if now != at and again:
-            self._watch_out(now, again=False)
+        if self._gate.delivered:
+            return  # the program ends by itself
         if now != at or at[0] not in STUCK_PHASES:
+            # A device shows only after seconds, or after further work, that it waits.
+            self._watch_out(now)
             return
         logger.error(
             "evenstride: rank %d still waits for the lost rank in a collective that cannot be "

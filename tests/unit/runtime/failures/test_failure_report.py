@@ -228,21 +228,28 @@ def test_a_failed_collective_differs_from_the_users_own_error(
         ([("sync", 7), ("data", 7), ("data", 7)], False),  # it has received the loss
         ([("between", 7), ("sync", 7), ("compute", 8)], False),
         ([("between", 7), ("between", 7)], False),
-        ([("data", 7), ("between", 7), ("sync", 7), ("sync", 7)], False),
+        ([("compute", 7), ("between", 7), ("sync", 7), ("sync", 7)], True),
     ],
 )
 def test_a_process_that_waits_for_a_lost_rank_ends(
     monkeypatch: pytest.MonkeyPatch, places: list[tuple[str, int]], ends: bool
 ) -> None:
-    ended, at = list[int](), iter(places)
-    now = threading.Timer
+    ended, stands = list[int](), iter(places)
+    now, gate = threading.Timer, DrawBarrier((3, 4))
 
     def at_once(_: float, *what: Any) -> threading.Timer:
         return now(0.0, *what)
 
+    def at() -> tuple[str, int]:
+        for place in stands:
+            return place
+        with pytest.raises(WorkerLost):
+            gate.draw(8)
+        return "data", 8
+
     monkeypatch.setattr(peer_link, "os", SimpleNamespace(_exit=ended.append))
     monkeypatch.setattr(threading, "Timer", at_once)
-    report = LossReport(channel(rank=1), DrawBarrier((3, 4)), lambda: next(at), restarts=True)
+    report = LossReport(channel(rank=1), gate, at, restarts=True)
 
     report.heard(TEXT)
     while waiting := [t for t in threading.enumerate() if t.name == "evenstride-stuck"]:
