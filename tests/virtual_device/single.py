@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import torch
@@ -113,8 +114,10 @@ def allocated(rank: int) -> dict[str, Any]:
     del rank
     virtual.install()
     memory: Any = torch.accelerator
+    gc.collect()
     memory.reset_peak_memory_stats()
-    virtual.limit_memory(1_000)
+    before = memory.memory_allocated()  # by earlier programs of this process
+    virtual.limit_memory(before + 1_000)
     kept = torch.empty(100, dtype=torch.uint8, device=DEVICE)
     gone = torch.empty(700, dtype=torch.uint8, device=DEVICE)
     del gone
@@ -124,11 +127,12 @@ def allocated(rank: int) -> dict[str, Any]:
         error = ""
     except torch.OutOfMemoryError as full:
         error = str(full)
+    free, total = torch.get_device_module(DEVICE).mem_get_info(DEVICE)
     return {
-        "error": error,
-        "now": memory.memory_allocated(),
-        "peak": memory.max_memory_allocated(),
-        "free and total": torch.get_device_module(DEVICE).mem_get_info(DEVICE),
+        "error": error.replace(f"{before + 100} of {total} in use", "100 of 1000 in use"),
+        "now": memory.memory_allocated() - before,
+        "peak": memory.max_memory_allocated() - before,
+        "free and total": (free, total - before),
         "fits": len(torch.empty(900, dtype=torch.uint8, device=DEVICE)),
         "kept": len(kept),
     }
