@@ -66,7 +66,9 @@ def test_processes_whose_host_hangs_name_the_lost_rank_and_end(
         assert f"read {step}" not in lines
         named, ended = _ours(lines)
         assert f"rank {VICTIM} is gone: {EVIDENCE[fate]}" in named
-        assert f"rank {rank} cannot finish step {step} " in named
+        # A host that runs ahead may hear of the loss while it still fetches the batch of the step.
+        steps = (step - 1, step) if how == "runs ahead" else (step,)
+        assert any(f"rank {rank} cannot finish step {one} " in named for one in steps), named
         assert "this process ends so that its launcher can restart it" in ended
         assert code == 1
 
