@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from benchmarks.gpu_peers import NOBODY, Loop, Stage, Trial, as_it_is, normed
+from benchmarks.gpu_peers import IDLE, Loop, Stage, Trial, as_it_is, normed
 from benchmarks.gpu_ranks import read_times_s
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -35,7 +35,7 @@ _EPOCHS = 4
 
 def features(rank: int, trial: Trial) -> Found:
     """Return what each feature did; one that raises has ``failed``, and the others still run."""
-    if trial.devices[rank] == NOBODY:
+    if trial.devices[rank] == IDLE:
         return {}
     stage, found = Stage(trial.devices[rank], trial.cores), dict[str, Found]()
     for name, feature in FEATURES.items():

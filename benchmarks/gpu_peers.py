@@ -42,7 +42,7 @@ from evenstride.trace.read import TRACE_NAME
 
 Found = dict[str, Any]
 
-NOBODY = "nobody"  # the device of a rank that does nothing
+IDLE = "idle"  # the device of a rank that does nothing
 PEERS = 2  # ranks of FSDP2's group
 _SETTLING_STEPS = 2  # at the start of a block, after the host waited for the device
 _EPOCH_STEPS = 64
@@ -54,7 +54,7 @@ class Trial:
     """One launch on one card.
 
     Args:
-        devices: The card, and `NOBODY`.
+        devices: The card, and `IDLE`.
         cores: Cores of the process.
         how: What to train: ``ddp``, ``fsdp``, ``ddp compiled`` or ``fsdp compiled``.
         width: Width of the network's layers.
@@ -89,7 +89,7 @@ def trials(part: str, device: str, cores: Sequence[int], *, quick: bool) -> dict
     def trial(how: str, seconds: float, width: int, delay_ms: float = 0.0) -> Trial:
         sizes: dict[str, Any] = {"steps": 6, "rounds": 3, "step_ms": 5.0} if quick else {}
         return Trial(
-            (device, NOBODY), tuple(cores), how, width, delay_ms=delay_ms, seconds=seconds, **sizes
+            (device, IDLE), tuple(cores), how, width, delay_ms=delay_ms, seconds=seconds, **sizes
         )
 
     if part == "features":
@@ -418,7 +418,7 @@ class Stage:
 
 def waits(rank: int, trial: Trial) -> Found:
     """Return busy and waiting times of blocks of steps, without and with a late peer."""
-    if trial.devices[rank] == NOBODY:
+    if trial.devices[rank] == IDLE:
         return {}
     stage = Stage(trial.devices[rank], trial.cores)
     batch = stage.batch_for(trial.how, trial.width, trial.step_ms)
@@ -499,7 +499,7 @@ def price(rank: int, trial: Trial) -> Found:
     The networks are so small that the host is the slower one. In its first 50 steps evenstride
     marks all of FSDP2's waits, and later only some, so that they cost less.
     """
-    if trial.devices[rank] == NOBODY:
+    if trial.devices[rank] == IDLE:
         return {}
     stage, found = Stage(trial.devices[rank], trial.cores), dict[str, Any]()
     for count in (1,) if trial.how.startswith("ddp") else (2, 8, 32):

@@ -55,7 +55,7 @@ def train(rank: int) -> dict[str, Any]:
 
 
 def room_mb(rank: int, cards: list[str]) -> float:
-    """Return how many MB this rank is told it can have, on a device whose card has 1,000 free."""
+    """Return how many MB this rank may have, on a device whose card has 1,000 free."""
     group = start(rank)
     stride = evenstride.Stride(global_batch=8, policy="uniform", process_group=group)
     module = torch.get_device_module(virtual.DEVICE)

@@ -12,12 +12,12 @@ from benchmarks.scale import Scene
 
 
 def test_a_few_ranks_exchange_and_nothing_is_left_running() -> None:
-    told = dict[str, Scene]()
+    seen = dict[str, Scene]()
     before = psutil.Process().children(recursive=True)
 
-    found = scale.measure(4, 0.1, ["exchange"], told.__setitem__)
+    found = scale.measure(4, 0.1, ["exchange"], seen.__setitem__)
 
-    assert list(told) == ["start", "exchange"]
+    assert list(seen) == ["start", "exchange"]
     assert found["named"] == 0, "no rank was lost"
     assert found["scenes"]["exchange"]["requests"] >= 3, "woken, replied, and read the decision"
     assert found["scenes"]["start"]["leader_requests"] > 0

@@ -266,7 +266,7 @@ def _shown(mesh: Any) -> str:
 
 def _objects_of(module: str, name: str = "") -> Iterable[Any]:
     """Return all objects whose class, or a base of it, is of a module and has a name, if given."""
-    # There are few types and many objects, so the types are looked at first.
+    # There are few types and many objects, so the types are checked first.
     objects = gc.get_objects()
     # By id, because a class cannot be hashed if its metaclass defines only equality.
     kinds = {id(type(one)): type(one) for one in objects}

@@ -74,7 +74,7 @@ class Reading:
     def __init__(self, numbers: Tensor) -> None:
         self._numbers = numbers
         self._mark: Mark | None = None
-        if not untimed(numbers.device) and numbers.device.type != "cpu":
+        if numbers.device.type != "cpu" and not untimed(numbers.device):
             # Pinned, or the copy would block.
             self._numbers = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
             self._numbers.copy_(numbers, non_blocking=True)

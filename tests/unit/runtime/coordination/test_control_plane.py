@@ -114,7 +114,7 @@ def test_a_slow_decision_holds_up_neither_heartbeats_nor_training_nor_the_report
     store: Store = HashStore()
     store.set_timeout(timedelta(seconds=60))
     both = [Channel(rank, 2, timedelta(seconds=60), store, store, store) for rank in (0, 1)]
-    leader, told = SlowLeader(), [threading.Event(), threading.Event()]
+    leader, received = SlowLeader(), [threading.Event(), threading.Event()]
     gates = [DrawBarrier((4, 4)) for _ in both]
     locals_ = [
         Local(
@@ -123,8 +123,8 @@ def test_a_slow_decision_holds_up_neither_heartbeats_nor_training_nor_the_report
         for rank, gate in enumerate(gates)
     ]
     planes = [
-        ControlPlane(both[0], locals_[0], (4, 4), leader, lambda _: told[0].set()),
-        ControlPlane(both[1], locals_[1], (4, 4), None, lambda _: told[1].set()),
+        ControlPlane(both[0], locals_[0], (4, 4), leader, lambda _: received[0].set()),
+        ControlPlane(both[1], locals_[1], (4, 4), None, lambda _: received[1].set()),
     ]
     peers = tuple(Peer(rank, "one", f"place {rank}", 1) for rank in (0, 1))
     liveness = Heartbeats(both[0], peers, lambda: ("compute", 0), lambda *_: None)
@@ -137,11 +137,11 @@ def test_a_slow_decision_holds_up_neither_heartbeats_nor_training_nor_the_report
         assert liveness.beats([0])[0].count > before
         assert [gate.draw(0) for gate in gates] == [(4, 4), (4, 4)], "below both barriers"
         announce_loss(both[1], 0, 1, "rank 1 is gone")
-        assert told[1].wait(60), "it waits for the decision, and gets the report instead"
-        assert not told[0].is_set()
+        assert received[1].wait(60), "it waits for the decision, and gets the report instead"
+        assert not received[0].is_set()
     finally:
         leader.may_end.set()
-        assert told[0].wait(60), "after the decision"
+        assert received[0].wait(60), "after the decision"
         liveness.close(0, None)
         for plane in planes:
             plane.close()

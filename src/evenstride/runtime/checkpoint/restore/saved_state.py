@@ -226,8 +226,9 @@ def restore_random(state: Any, device: torch.device) -> None:
 
 
 def _generator(device: torch.device) -> Any:
-    """Return the module that has the random generator of a device; ``None`` on the CPU."""
-    return None if device.type in ("cpu", "meta") else torch.get_device_module(device)
+    """Return the module that has the random generator of a device; ``None`` without one."""
+    # The functions of MPS take no device, and evenstride does not train there.
+    return None if device.type in ("cpu", "meta", "mps") else torch.get_device_module(device)
 
 
 def check_random(state: Any, device: torch.device) -> None:
