@@ -102,8 +102,8 @@ def audited(rank: int, plan: dict[str, Any]) -> dict[str, Any]:
     return {"delivered": delivered, "state": state, "len": lengths}
 
 
-def timed(rank: int, how: str, milliseconds: list[float]) -> tuple[float, float]:
-    """Return the injected work per step in seconds, and which part of it was read back.
+def timed(rank: int, how: str, milliseconds: list[float]) -> tuple[float, float, float]:
+    """Return the injected work per step in seconds, the part of it read back, and that one's noise.
 
     Every other step carries the work, in its forward pass, and times it alone; the others carry a
     quarter of it, which leaves the processor's caches in the same state. What is read back is the
@@ -166,14 +166,17 @@ def _samples(batch: list[Tensor]) -> float:
     return float(len(batch[0]))
 
 
-def _read_back(records: list[StepRecord], injected: dict[int, float]) -> tuple[float, float]:
-    """Return the injected work per step, and which part of it the records have."""
-    rest_s = quartile([r.busy_s - injected[r.step] for r in records if r.step % 2 == 0])
+def _read_back(records: list[StepRecord], injected: dict[int, float]) -> tuple[float, float, float]:
+    """Return the injected work per step, the part of it that the records have, and its noise.
+
+    The noise is how far steps without the work differ among themselves, as a part of the work.
+    """
+    rests_s = [r.busy_s - injected[r.step] for r in records if r.step % 2 == 0]
+    rest_s, middle_s = quartile(rests_s), median(tuple(rests_s))
     worked = [r for r in records if r.step % 2]
-    return (
-        median(tuple(injected[r.step] for r in worked)),
-        quartile([(r.busy_s - rest_s) / injected[r.step] for r in worked]),
-    )
+    work_s = quartile([injected[r.step] for r in worked])
+    read = quartile([(r.busy_s - rest_s) / injected[r.step] for r in worked])
+    return work_s, read, (middle_s - rest_s) / work_s
 
 
 def quartile(values: list[float]) -> float:

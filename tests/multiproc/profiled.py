@@ -39,10 +39,12 @@ def profiled(rank: int, folder: str) -> None:
     with profile(activities=[ProfilerActivity.CPU]) as seen:
         for step, (x,) in enumerate(loader, start=1):
             with record_function(MARK):
+                # Within the step, so that what it takes is the step's and no pause between two.
+                done = step % LOOKS == 0 and _enough(Path(folder))
                 stride.scale(model(x).square().mean()).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             optimizer.zero_grad()
-            if step % LOOKS == 0 and _enough(Path(folder)):
+            if done:
                 break
     dist.barrier()
     stride.close()

@@ -60,7 +60,7 @@ def test_an_invalid_sink_on_one_rank_is_refused_on_all(ranks: RankPool) -> None:
 def test_a_rank_that_has_more_to_do_for_each_sample_is_named_once(
     ranks: RankPool, tmp_path: Path
 ) -> None:
-    leading, other = ranks.run(burdened, 2, str(tmp_path), 20, timeout_s=100.0)
+    leading, other = ranks.run(burdened, 2, str(tmp_path), 20, timeout_s=400.0)
 
     named = [text for text in leading["log"] if "runs at" in text and "/1 " in text]
     alerts = [r for r in read_records(tmp_path) if r["kind"] == "alert"]
