@@ -53,7 +53,12 @@ from evenstride.lab.comparison.trace_figures import (
 from evenstride.lab.processes.speeds import parse_speeds
 from evenstride.sim.engine.mode_result import ModeResult
 from evenstride.sim.engine.mode_runs import simulate_sync
-from evenstride.sim.scenario.scenario_model import Communication, Exchange, Scenario, WorkerGroup
+from evenstride.sim.scenario.scenario_model import (
+    Communication,
+    Exchange,
+    Scenario,
+    WorkerGroup,
+)
 from evenstride.trace.run_log import RunLog
 
 MODES = read_modes("bsp,bsp-ps,asp,ssp(staleness=3),local-sgd(every=8),delayed")

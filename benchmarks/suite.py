@@ -48,8 +48,9 @@ from evenstride.errors import ConfigError, ScenarioError
 from evenstride.sim.engine.lockstep import Simulation
 from evenstride.sim.scenario import builtin_scenarios
 from evenstride.sim.scenario.recordings import load_recording
+from evenstride.sim.scenario.scenario_events import LoadReplay
 from evenstride.sim.scenario.scenario_file import load_scenario, read_yaml
-from evenstride.sim.scenario.scenario_model import LoadReplay, Scenario
+from evenstride.sim.scenario.scenario_model import Scenario
 from evenstride.sim.scoring.suite import ScoredScenario, ScoreRow, Unfit, unfit
 
 # A script has only its own folder on the path.

@@ -18,7 +18,7 @@ from evenstride.cli.arguments import (
     whole,
 )
 from evenstride.errors import ConfigError
-from evenstride.sim.scenario.scenario_model import Lag, Length
+from evenstride.sim.scenario.scenario_events import Lag, Length
 from tests.messages import check_message, raises_message
 from tests.unit.cli.conftest import Shell
 

@@ -14,6 +14,7 @@ from evenstride.sim.scenario.scenario_model import Scenario
 REFERENCE = SCENARIOS / "reference.yaml"
 
 FAST = {"name": "fast", "samples_per_s": 1000.0, "fixed_s": 0.01}
+PHASES = ["common", "separate"]
 SLOW = {"name": "slow", "samples_per_s": 250.0, "fixed_s": 0.01}
 
 
@@ -39,9 +40,16 @@ def groups(draw: st.DrawFn) -> dict[str, Any]:
         "floor_s": draw(st.floats(0, 0.2)),
         "saturates_at": draw(st.none() | st.integers(1, 40)),
         "beyond": draw(st.floats(1, 5)),
+        "wave": draw(st.just(1) | st.integers(1, 12)),
+        "cliff_at": draw(st.none() | st.integers(1, 40)),
+        "cliff_factor": draw(st.floats(1, 20)),
+        "quantum": draw(st.none() | st.integers(1, 4)),
         "min_share": least,
         "max_share": draw(st.none() | st.integers(15, 60)),
         "noise": draw(st.floats(0, 0.2)),
+        "noise_correlation": draw(st.just(0.0) | st.floats(0, 0.99)),
+        "noise_tail": draw(st.none() | st.floats(2.1, 10)),
+        "noise_common": draw(st.just(0.0) | st.floats(0, 1)),
         "spike_rate": draw(st.floats(0, 0.1)),
     }
 
@@ -51,13 +59,21 @@ def speed_events(draw: st.DrawFn, steps: int, workers: int) -> dict[str, Any]:
     """Draw a change of speed."""
     speed = draw(st.floats(0.2, 4))
     event = {"at": draw(moments(steps)), "workers": draw(st.integers(0, workers - 1))}
-    duty = draw(st.floats(0.01, 1))
+    duty, phases = draw(st.floats(0.01, 1)), {"phases": draw(st.sampled_from(PHASES))}
     kinds: list[dict[str, Any]] = [
         {"kind": "step"},
         {"kind": "ramp", "steps": draw(st.integers(1, steps))},
-        {"kind": "periodic", "period": draw(st.integers(2, steps)), "duty": duty},
-        {"kind": "bursty", "mean_steps": draw(st.floats(1, 9)), "mean_gap": draw(st.floats(1, 9))},
+        {"kind": "periodic", "period": draw(st.integers(2, steps)), "duty": duty, **phases},
+        {"kind": "wave", "period": draw(st.integers(2, steps)), **phases},
+        {
+            "kind": "bursty",
+            "mean_steps": draw(st.floats(1, 9)),
+            "mean_gap": draw(st.floats(1, 9)),
+            **phases,
+        },
     ]
+    if draw(st.booleans()):
+        return {**event, "kind": "walk", "spread": draw(st.floats(0.001, 0.5)), **phases}
     return {**event, **draw(st.sampled_from(kinds)), "speed": speed}
 
 

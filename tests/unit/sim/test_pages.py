@@ -17,9 +17,9 @@ from evenstride.core.fleet import Worker
 from evenstride.core.policies import POLICY_NAMES, policy_from_spec
 from evenstride.core.time_model.observation import Measurements, Observation
 from evenstride.sim.scenario.recordings import load_recording
+from evenstride.sim.scenario.scenario_events import Event
 from evenstride.sim.scenario.scenario_model import (
     Communication,
-    Event,
     Exchange,
     Scenario,
     WorkerGroup,
@@ -35,7 +35,7 @@ SCENARIOS, RESULTS, POLICIES = (
 )
 HOW_TO = (DOCS / "how-to" / "simulate.md").read_text()
 KINDS: tuple[type[BaseModel], ...] = get_args(get_args(Event)[0])
-PLAIN = ("fraction", "factor", "cores")
+PLAIN = ("fraction", "factor", "cores", "degrees")
 COMMON = ("at", "workers", "kind")
 
 

@@ -17,13 +17,19 @@ from evenstride.core.fleet import FloatArray, IntArray, Shares, Worker, as_array
 from evenstride.core.time_model.observation import Measurements, Observation
 from evenstride.sim.scenario.scenario_model import Scenario, WorkerGroup
 
+_MOST = 2**53  # samples; floats are exact up to it
+_NEVER = 2**62  # samples that no share reaches
+
+_LONGEST_LOG = float(np.log(1000.0))  # of a step's noise; heavy tails would overflow at some time
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrueTimes:
     """The true mean curves of ``W`` workers at one moment; a `StepTimes`.
 
-    ``t(b) = max(floor, fixed + c b + (beyond - 1) c max(0, b - knee)) / speed``, where ``c`` is
-    the time per sample: above its knee a worker is saturated, and every sample costs more.
+    ``t(b) = max(floor, fixed + c n + (beyond - 1) c max(0, n - knee)) / speed``, where ``c`` is
+    the time per sample and ``n`` is ``b`` rounded up to whole waves: above its knee a worker is
+    saturated, and every sample costs more. Above ``cliff_at`` samples, ``cliff`` times as much.
     """
 
     fixed_s: FloatArray
@@ -31,22 +37,37 @@ class TrueTimes:
     floor_s: FloatArray
     knee: FloatArray
     beyond: FloatArray
+    wave: IntArray
+    cliff_at: IntArray
+    cliff: FloatArray
     speed: FloatArray
 
     def at(self, shares: IntArray) -> FloatArray:
-        above = np.maximum(shares - self.knee, 0.0)
-        linear = self.fixed_s + self.per_sample_s * (shares + (self.beyond - 1.0) * above)
-        return np.maximum(self.floor_s, linear) / self.speed
+        return self._times(shares, np.where(shares > self.cliff_at, self.cliff, 1.0))
 
     def capacity(self, deadline_s: float) -> IntArray:
         """Return per worker the largest share that ends by the deadline (0 if no share does)."""
-        plain = (deadline_s * self.speed - self.fixed_s) / self.per_sample_s
+        most = np.minimum(self._last(deadline_s, np.ones_like(self.cliff)), self.cliff_at)
+        if (self.cliff_at == _NEVER).all():
+            return most
+        return np.maximum(most, self._last(deadline_s, self.cliff))
+
+    def _times(self, shares: IntArray, factor: FloatArray) -> FloatArray:
+        """Return the times of shares that all take ``factor`` times the usual, ``(W,)``."""
+        whole = -(-shares // self.wave) * self.wave
+        above = np.maximum(whole - self.knee, 0.0)
+        linear = self.fixed_s + self.per_sample_s * (whole + (self.beyond - 1.0) * above)
+        return np.asarray(np.maximum(self.floor_s, linear) * factor / self.speed)
+
+    def _last(self, deadline_s: float, factor: FloatArray) -> IntArray:
+        """Return the largest shares in time, in whole waves, if all take ``factor`` times."""
+        plain = (deadline_s * self.speed / factor - self.fixed_s) / self.per_sample_s
         below = np.minimum(plain, self.knee)
-        bent = below + (plain - below) / self.beyond
-        share = np.clip(np.floor(bent), 0, 2**53).astype(np.int64)
-        share += self.at(share + 1) <= deadline_s
-        share -= (share > 0) & (self.at(share) > deadline_s)
-        return np.where(self.floor_s / self.speed > deadline_s, 0, share)
+        waves = (below + (plain - below) / self.beyond) / self.wave
+        share = np.clip(np.floor(waves), 0, _MOST // self.wave).astype(np.int64) * self.wave
+        share += self.wave * (self._times(share + self.wave, factor) <= deadline_s)
+        share -= self.wave * ((share > 0) & (self._times(share, factor) > deadline_s))
+        return np.where(self.floor_s * factor / self.speed > deadline_s, 0, share)
 
     def at_speed(self, speed: FloatArray) -> TrueTimes:
         return replace(self, speed=speed)
@@ -66,16 +87,20 @@ class Cluster:
             return np.array([getattr(group, name) for group in groups], dtype=np.float64)
 
         knee = [np.inf if g.saturates_at is None else g.saturates_at for g in groups]
+        cliffs = [_NEVER if g.cliff_at is None else g.cliff_at for g in groups]
         self.usual = TrueTimes(
             column("fixed_s"),
             1.0 / column("samples_per_s"),
             column("floor_s"),
             np.array(knee, dtype=np.float64),
             column("beyond"),
+            np.array([group.wave for group in groups], dtype=np.int64),
+            np.array(cliffs, dtype=np.int64),
+            column("cliff_factor"),
             np.ones(size),
         )
         self.workers = tuple(_named(groups))
-        self._noise, self._spike_rate = column("noise"), column("spike_rate")
+        self._noise, self._spike_rate = StepNoise(groups, seed), column("spike_rate")
         self._spike_factor = column("spike_factor")
         self.handling_s = column("handling_s")
         self._new_share_s, self._had = column("new_share_s"), set[tuple[int, int]]()
@@ -86,9 +111,10 @@ class Cluster:
 
         Every call draws the same number of random values, so that all policies see the same.
         """
-        normal = self._rng.standard_normal(len(self._noise))
-        spiked = self._rng.random(len(self._noise)) < self._spike_rate
-        return np.asarray(np.exp(self._noise * normal) * np.where(spiked, self._spike_factor, 1.0))
+        normal = self._rng.standard_normal(len(self._spike_rate))
+        spiked = self._rng.random(len(self._spike_rate)) < self._spike_rate
+        factor = np.exp(self._noise.next_logs(normal))
+        return np.asarray(factor * np.where(spiked, self._spike_factor, 1.0))
 
     def new_share_s(self, workers: IntArray, shares: IntArray) -> FloatArray:
         """Return the additional seconds of a step for shares that are new to workers.
@@ -103,6 +129,54 @@ class Cluster:
         return added_s
 
 
+class StepNoise:
+    """The logarithms of the noise of ``W`` workers, step by step, without spikes.
+
+    Every step draws the same number of values. What goes beyond independent normal noise has its
+    own generator, so that all other scenarios keep their noise.
+    """
+
+    def __init__(self, groups: list[WorkerGroup], seed: int) -> None:
+        def column(name: str) -> FloatArray:
+            return np.array([getattr(group, name) for group in groups], dtype=np.float64)
+
+        self._size, self._common = column("noise"), column("noise_common")
+        self._kept = column("noise_correlation")
+        half = np.array([np.inf if g.noise_tail is None else g.noise_tail / 2 for g in groups])
+        self._heavy = np.flatnonzero(np.isfinite(half))
+        self._half = half[self._heavy]
+        self._kinds, self._kind = np.unique(self._half, return_inverse=True)
+        self._rng = np.random.default_rng([seed, 2])
+        self._last: FloatArray | None = None
+
+    def next_logs(self, normal: FloatArray) -> FloatArray:
+        """Return the next logarithms, given a standard normal value of each worker, ``(W,)``."""
+        new = normal
+        if len(self._heavy):
+            new = normal.copy()
+            new[self._heavy] *= self._tails(self._half)
+        if self._common.any():
+            common = np.full_like(new, self._rng.standard_normal())
+            if len(self._heavy):
+                common[self._heavy] *= self._tails(self._kinds)[self._kind]
+            new = np.sqrt(1.0 - self._common) * new + np.sqrt(self._common) * common
+        if self._last is not None:
+            new = self._kept * self._last + np.sqrt(1.0 - self._kept**2) * new
+        if self._kept.any():
+            self._last = new
+        logs = self._size * new
+        if len(self._heavy):  # as far as a spike may go; the tails have no end
+            logs[self._heavy] = np.clip(logs[self._heavy], -_LONGEST_LOG, _LONGEST_LOG)
+        return logs
+
+    def _tails(self, half: FloatArray) -> FloatArray:
+        """Return factors that make a normal value Student's t, scaled to the same deviation.
+
+        ``half`` is half the degrees of freedom of each, above 1.
+        """
+        return np.asarray(np.sqrt((half - 1.0) / self._rng.standard_gamma(half)))
+
+
 def _named(groups: list[WorkerGroup]) -> list[Worker]:
     counts: dict[str, int] = {}
     workers = []
@@ -115,6 +189,7 @@ def _named(groups: list[WorkerGroup]) -> list[Worker]:
                 max_share=group.max_share,
                 cores=group.cores,
                 flops_per_s=group.flops_per_s,
+                quantum=group.quantum or 1,
             )
         )
     return workers

@@ -18,16 +18,15 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from evenstride.errors import ScenarioError
-from evenstride.sim.scenario import scenario_model
+from evenstride.sim.scenario import scenario_events
 from evenstride.sim.scenario.recordings import load_recording
-from evenstride.sim.scenario.scenario_model import (
-    MAY_BE_CUT,
+from evenstride.sim.scenario.scenario_events import (
     LoadReplay,
     Place,
-    Scenario,
     chosen,
     shown,
 )
+from evenstride.sim.scenario.scenario_model import MAY_BE_CUT, Scenario
 
 DEEPEST = 10
 """Largest depth of nested lists and fields; a scenario has at most four."""
@@ -248,7 +247,7 @@ def _complaints(error: ValidationError, parsed: Parsed) -> Iterator[str]:
 
 def _complaint(problem: ErrorDetails) -> str:
     match problem["type"]:
-        case scenario_model.REFUSED | "missing":
+        case scenario_events.REFUSED | "missing":
             return problem["msg"]
         case "extra_forbidden":
             given = str(problem["loc"][-1]).lower()

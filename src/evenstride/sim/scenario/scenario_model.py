@@ -7,207 +7,44 @@ Names carry their unit. Every omitted field has the default shown here. ``evenst
 from __future__ import annotations
 
 import math
-import reprlib
 from itertools import groupby
-from typing import Annotated, Any, Literal, NoReturn, Self
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Field,
-    ValidationInfo,
-    field_validator,
-    model_validator,
-)
-from pydantic_core import PydanticCustomError
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
+from evenstride.core.allocation.integer_splits import whole_lower
 from evenstride.core.fleet import FloatArray, IntArray
 from evenstride.core.sync_modes.mode_specs import SyncMode, sync_from_spec
-from evenstride.errors import ConfigError
+from evenstride.errors import ConfigError, InfeasibleShares
 from evenstride.sim.engine.network import ParameterServers, Ring
-
-Place = tuple[int | str, ...]
-"""Keys and indices of the path to a field."""
-
-REFUSED = "refused"
-
-_LONGEST = 60  # characters of an invalid value to show
-
-MOST_WORKERS, MOST_SAMPLES, MOST_STEPS = 1_000_000, 10**12, 10_000_000
-SLOWEST, FASTEST = 1e-6, 1e6
-
-# The limits are far from any real machine, and close enough to 1 that nothing overflows.
-Fraction = Annotated[float, Field(ge=0, le=1)]
-Seconds = Annotated[float, Field(ge=0, le=1e6)]
-Rate = Annotated[float, Field(ge=1e-6, le=1e12)]
-Resource = Annotated[float, Field(ge=1e-6, le=1e24)]
-Speed = Annotated[float, Field(ge=SLOWEST, le=FASTEST)]
-Samples = Annotated[int, Field(ge=1, le=MOST_SAMPLES)]
-Lag = Annotated[int, Field(ge=1, le=10_000)]
-Step = Annotated[int, Field(ge=0, le=MOST_STEPS)]
-Length = Annotated[int, Field(ge=1, le=MOST_STEPS)]
-
-
-class Part(BaseModel):
-    # Strict: a number in quotes is a text, and true is not 1.
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-
-def refuse(problem: str, *place: int | str) -> NoReturn:
-    """Raise an error that pydantic turns into a message about a field.
-
-    The place is relative to the part that is being checked; that part itself if omitted.
-    """
-    raise PydanticCustomError(REFUSED, "{problem}", {"problem": problem, "place": place})
-
-
-def shown(value: Any) -> str:
-    """Return a value as errors show it: shortened, whatever its size."""
-    brief = reprlib.Repr()
-    brief.maxlevel, brief.maxstring = 3, _LONGEST
-    text = brief.repr(value)
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
-
-
-def _seen(name: str) -> str:
-    if not name.isprintable():
-        refuse(f"{shown(name)} (allowed: one line of printable characters)")
-    return name
-
-
-Name = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(_seen)]
-"""A text for tables, which must not break their lines."""
-
-
-Who = Annotated[int, Field(ge=0)] | list[Annotated[int, Field(ge=0)]] | Literal["all"]
-
-
-_OVERLAP = "factors of overlapping events are multiplied"
-
-
-class _Event(Part):
-    at: Step = Field(description="first step at which it applies")
-    workers: Who = Field(description="number of a worker, a list of numbers, or all")
-
-    @field_validator("workers", mode="before")
-    @classmethod
-    def _numbers_or_all(cls, value: Any) -> Any:
-        numbers = value if isinstance(value, list) else [value]
-        known = numbers and all(type(number) is int and number >= 0 for number in numbers)
-        if value != "all" and not known:
-            refuse(f"{shown(value)} (allowed: the number of a worker, from 0; a list; or all)")
-        if len(set(numbers)) < len(numbers):
-            refuse(f"{shown(value)} names a worker twice (allowed: each once)")
-        return value
-
-
-class SpeedStep(_Event):
-    """The speed changes at once, to a multiple of the usual speed."""
-
-    kind: Literal["step"]
-    speed: Speed = Field(description=f"multiple of the usual speed from at to until; {_OVERLAP}")
-    until: Step | None = Field(default=None, description="step at which the usual speed returns")
-
-
-class Ramp(_Event):
-    """The speed changes linearly from the usual speed to a multiple of it."""
-
-    kind: Literal["ramp"]
-    speed: Speed = Field(
-        description=f"multiple of the usual speed at the end of the ramp and later; {_OVERLAP}"
-    )
-    steps: Length = Field(description="length of the ramp in steps")
-
-
-class Periodic(_Event):
-    """The speed alternates between a slow phase and the usual speed."""
-
-    kind: Literal["periodic"]
-    speed: Speed = Field(description=f"multiple of the usual speed in a slow phase; {_OVERLAP}")
-    period: int = Field(ge=2, le=MOST_STEPS, description="steps from one slow phase to the next")
-    duty: Annotated[float, Field(gt=0, le=1)] = Field(
-        default=0.5, description="fraction of the period in the slow phase, at least one step"
-    )
-    until: Step | None = Field(default=None, description="step at which the usual speed returns")
-
-
-class Bursty(_Event):
-    """The speed changes at random times, independently for each worker."""
-
-    kind: Literal["bursty"]
-    speed: Speed = Field(description=f"multiple of the usual speed in a slow phase; {_OVERLAP}")
-    mean_steps: float = Field(
-        ge=1, le=MOST_STEPS, description="mean length of a slow phase in steps"
-    )
-    mean_gap: float = Field(ge=1, le=MOST_STEPS, description="mean steps between two slow phases")
-    until: Step | None = Field(default=None, description="step at which the usual speed returns")
-
-
-class LoadReplay(_Event):
-    """Background load, recorded on real machines, uses part of the processor."""
-
-    kind: Literal["replay"]
-    day: Literal["20110303", "20110322", "20110412"] = Field(
-        default="20110303", description="day of the recording"
-    )
-    machines: list[Annotated[int, Field(ge=0)]] | None = Field(
-        default=None,
-        description="rows of the recording, one per worker; random if omitted",
-    )
-    steps_per_sample: Length = Field(
-        default=30, description="number of steps per five-minute sample"
-    )
-    least_speed: float = Field(
-        default=0.1,
-        ge=1e-6,
-        le=1,
-        description=f"smallest multiple of the usual speed that the load leaves; {_OVERLAP}",
-    )
-
-    @field_validator("day", mode="before")
-    @classmethod
-    def _as_text(cls, value: Any) -> Any:
-        return str(value) if type(value) is int else value
-
-
-class Leave(_Event):
-    """Workers leave or are lost; the others take over the global batch."""
-
-    kind: Literal["leave", "lost"]
-
-
-class NoticeEvent(_Event):
-    """Workers receive a preemption notice, or have it withdrawn.
-
-    In between they get no samples, but take part in every step; `leave` removes them.
-    """
-
-    kind: Literal["notice", "withdrawn"]
-
-
-class Join(_Event):
-    """Workers join; workers whose first event this is are absent at the start."""
-
-    kind: Literal["join"]
-
-
-Event = Annotated[
-    SpeedStep | Ramp | Periodic | Bursty | LoadReplay | Leave | Join | NoticeEvent,
-    Field(discriminator="kind"),
-]
-
-
-def chosen(workers: Who, size: int) -> list[int]:
-    match workers:
-        case "all":
-            return list(range(size))
-        case int():
-            return [workers]
-    return list(workers)
-
+from evenstride.sim.scenario.scenario_events import (
+    FASTEST,
+    MOST_STEPS,
+    MOST_WORKERS,
+    SLOWEST,
+    Event,
+    Fraction,
+    Join,
+    Lag,
+    Leave,
+    Length,
+    LoadReplay,
+    Name,
+    NoticeEvent,
+    Part,
+    Place,
+    Rate,
+    Resource,
+    Samples,
+    Seconds,
+    SpeedStep,
+    Walk,
+    chosen,
+    refuse,
+    shown,
+)
 
 Mask = npt.NDArray[np.bool_]
 
@@ -218,7 +55,11 @@ MAY_BE_CUT = {"may be cut": True}
 
 
 class WorkerGroup(Part):
-    """Workers of one kind: ``t(b) = max(floor_s, fixed_s + b / samples_per_s)``."""
+    """Workers of one kind: ``t(b) = max(floor_s, fixed_s + b / samples_per_s)``.
+
+    With ``wave`` the time follows a staircase, beyond ``saturates_at`` it rises faster, and beyond
+    ``cliff_at`` it jumps.
+    """
 
     name: Name = Field(
         default="worker", description="name of the workers; numbered if there are several"
@@ -243,16 +84,51 @@ class WorkerGroup(Part):
         le=1000,
         description="cost factor of each sample beyond saturates_at",
     )
+    wave: Samples = Field(
+        default=1,
+        description="samples that are computed at once, as in a wave of a GPU: a share takes as "
+        "long as the next multiple of it",
+    )
+    cliff_at: Samples | None = Field(
+        default=None,
+        description="share in samples beyond which the whole step is slower, for example without "
+        "the cache; never if omitted",
+    )
+    cliff_factor: float = Field(
+        default=5.0, ge=1, le=1000, description="factor of the time of a step beyond cliff_at"
+    )
     min_share: Samples = Field(default=1, description="fewest samples in a step")
     max_share: Samples | None = Field(
         default=None,
         description="most samples in a step, for example by its memory; no limit if omitted",
+    )
+    quantum: Samples | None = Field(
+        default=None,
+        description="declared quantum: shares are multiples of this many samples; not declared if "
+        "omitted",
     )
     noise: float = Field(
         default=0.0,
         ge=0,
         le=2,
         description="standard deviation of the logarithm of a step's time: 0.02 is 2 %",
+    )
+    noise_correlation: float = Field(
+        default=0.0,
+        ge=0,
+        le=0.9999,
+        description="correlation of the noise of one step with that of the next",
+    )
+    noise_tail: float | None = Field(
+        default=None,
+        ge=2.1,
+        le=1000,
+        description="degrees of freedom of Student's t, which the noise follows with the same "
+        "standard deviation: 3 has heavy tails; normal if omitted",
+    )
+    noise_common: Fraction = Field(
+        default=0.0,
+        description="fraction of the noise's variance that all workers have in common",
     )
     spike_rate: Fraction = Field(
         default=0.0, description="fraction of the steps that are spikes: 0.01 is one in a hundred"
@@ -480,22 +356,24 @@ def _notify(here: Mask, noticed: Mask, event: NoticeEvent, size: int, place: Pla
     noticed[who] = notice
 
 
-def _bounds(scenario: Scenario) -> tuple[IntArray, IntArray]:
-    """Return the fewest and the most samples of every worker."""
+Bounds = tuple[IntArray, IntArray, IntArray]
+
+
+def _bounds(scenario: Scenario) -> Bounds:
+    """Return the fewest samples, the most samples and the quantum of every worker."""
     batch, counts = scenario.global_batch, [group.count for group in scenario.workers]
     most = [batch if g.max_share is None else min(g.max_share, batch) for g in scenario.workers]
     lower = np.repeat([group.min_share for group in scenario.workers], counts)
-    return lower, np.repeat(most, counts)
+    quanta = np.repeat([group.quantum or 1 for group in scenario.workers], counts)
+    return lower, np.repeat(most, counts), quanta
 
 
-def _check_those(
-    here: Mask, bounds: tuple[IntArray, IntArray], scenario: Scenario, step: int, place: Place
-) -> None:
+def _check_those(here: Mask, bounds: Bounds, scenario: Scenario, step: int, place: Place) -> None:
     """Raise unless the present workers can split the global batch."""
     workers, batch = int(here.sum()), scenario.global_batch
     if not workers:
         refuse(f"no worker is present at step {step} (allowed: at least 1)", *place)
-    least, most = (int(bound[here].sum(dtype=np.float64)) for bound in bounds)
+    least, most = (int(bound[here].sum(dtype=np.float64)) for bound in bounds[:2])
     if not least <= batch <= most:
         at_once = "worker" if workers == 1 else f"{workers} workers"
         refuse(
@@ -503,6 +381,11 @@ def _check_those(
             f"(allowed by min_share and max_share: {least} to {most})",
             *place,
         )
+    lower, upper, quanta = (bound[here] for bound in bounds)
+    try:
+        whole_lower(lower, upper, batch, quanta)
+    except InfeasibleShares as error:
+        refuse(f"at step {step}: {error}", *place)
 
 
 def _check_speeds(scenario: Scenario) -> None:
@@ -528,6 +411,8 @@ def _extremes(event: Event) -> tuple[float, float]:
     """Return the least and the greatest multiple of its speed that an event gives a worker."""
     if isinstance(event, SpeedStep):
         return event.speed, event.speed
+    if isinstance(event, Walk):
+        return event.least_speed, event.most_speed
     speed: float = (
         event.least_speed if isinstance(event, LoadReplay) else getattr(event, "speed", 1.0)
     )

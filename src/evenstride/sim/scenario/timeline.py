@@ -18,21 +18,21 @@ from evenstride.core.fleet import FloatArray, IntArray
 from evenstride.core.membership.member_table import MembershipEvent
 from evenstride.errors import ScenarioError
 from evenstride.sim.scenario.recordings import load_recording
-from evenstride.sim.scenario.scenario_model import (
+from evenstride.sim.scenario.scenario_events import (
     Bursty,
     Event,
     Join,
     Leave,
     LoadReplay,
-    Mask,
     NoticeEvent,
     Periodic,
     Ramp,
-    Scenario,
     SpeedStep,
+    Walk,
+    Wave,
     chosen,
-    there_from_start,
 )
+from evenstride.sim.scenario.scenario_model import Mask, Scenario, there_from_start
 
 _BLOCK = 16  # phases drawn at once; fixed, so that the first ones are always the same
 
@@ -65,26 +65,86 @@ def ramped(event: Ramp, workers: IntArray, run: int) -> SpeedProfile:
     return SpeedProfile(workers, steps, 1.0 + part * (event.speed - 1.0))
 
 
-def periodic(event: Periodic, workers: IntArray, run: int) -> SpeedProfile:
-    end = _end(event, run)
-    begins = np.arange(event.at, end, event.period)
-    ends = np.minimum(begins + max(1, round(event.duty * event.period)), end)
-    steps = np.stack([begins, ends], axis=1).ravel()
-    return SpeedProfile.within(run, workers, steps, np.tile([event.speed, 1.0], len(begins)))
+def periodic(event: Periodic, workers: IntArray, run: int, key: Sequence[int]) -> SpeedProfile:
+    slow = max(1, round(event.duty * event.period))
+
+    def edges(rng: np.random.Generator | None) -> IntArray:
+        passed = 0 if rng is None else int(rng.integers(event.period))
+        begins = np.arange(event.at - passed, _end(event, run), event.period)
+        # A phase that began before the event shows only its rest, which may be nothing.
+        both = np.stack([begins, begins + slow], axis=1).ravel()
+        return np.asarray(np.clip(both, event.at, _end(event, run)))
+
+    return _phases(event, workers, run, [edges(rng) for rng in _generators(event, workers, key)])
 
 
 def bursty(event: Bursty, workers: IntArray, run: int, key: Sequence[int]) -> SpeedProfile:
-    """Return slow phases with geometric lengths and gaps.
+    """Return slow phases with geometric lengths and gaps."""
+    edges = [
+        _edges(event, _end(event, run), rng or np.random.default_rng(key))
+        for rng in _generators(event, workers, key)
+    ]
+    return _phases(event, workers, run, edges)
 
-    Each worker has its own random generator. So its phases do not depend on the length of the run
-    or on the other workers of the event.
+
+def waving(event: Wave, workers: IntArray, run: int, key: Sequence[int]) -> SpeedProfile:
+    steps = np.arange(event.at, _end(event, run))
+    points = [
+        0 if rng is None else int(rng.integers(event.period))
+        for rng in _generators(event, workers, key)
+    ]
+    turns = (steps[:, None] - event.at + np.array(points)) / event.period
+    part = 0.5 - 0.5 * np.cos(2 * np.pi * turns)
+    return _returning(event, workers, run, steps, 1.0 + part * (event.speed - 1.0))
+
+
+def walking(event: Walk, workers: IntArray, run: int, key: Sequence[int]) -> SpeedProfile:
+    steps = np.arange(event.at, _end(event, run))
+    drawn = [
+        (rng or np.random.default_rng(key)).standard_normal(len(steps))
+        for rng in _generators(event, workers, key)
+    ]
+    low, high = np.log(event.least_speed), np.log(event.most_speed)
+    logs, now = np.zeros((len(steps), len(drawn))), np.zeros(len(drawn))
+    for row, change in enumerate(event.spread * np.stack(drawn, axis=1)):
+        logs[row] = now = np.clip(now + change, low, high)
+    return _returning(event, workers, run, steps, np.exp(logs))
+
+
+def _generators(
+    event: Periodic | Bursty | Wave | Walk, workers: IntArray, key: Sequence[int]
+) -> list[np.random.Generator | None]:
+    """Return each worker's random generator, or one ``None`` for all if phases are common.
+
+    With its own generator, a worker's phases do not depend on the length of the run or on the
+    other workers of the event.
     """
-    end = _end(event, run)
-    edges = [_edges(event, end, np.random.default_rng([*key, w])) for w in workers.tolist()]
+    if event.phases == "common":
+        return [None]
+    return [np.random.default_rng([*key, w]) for w in workers.tolist()]
+
+
+def _phases(
+    event: Periodic | Bursty, workers: IntArray, run: int, edges: list[IntArray]
+) -> SpeedProfile:
+    """Return slow phases between alternating starts and ends, of each worker or of all."""
     steps = np.unique(np.concatenate(edges))
     slow = [np.searchsorted(mine, steps, side="right") % 2 == 1 for mine in edges]
     speeds = np.where(np.stack(slow, axis=1), event.speed, 1.0)
-    return SpeedProfile.within(run, workers, steps, speeds)
+    return SpeedProfile.within(run, workers, steps, _of_each(speeds))
+
+
+def _of_each(speeds: FloatArray) -> FloatArray:
+    """Return the speeds of each worker, ``(steps, n)``, or of all alike, ``(steps,)``."""
+    return speeds[:, 0] if speeds.shape[1] == 1 else speeds
+
+
+def _returning(
+    event: Wave | Walk, workers: IntArray, run: int, steps: IntArray, speeds: FloatArray
+) -> SpeedProfile:
+    """Return a profile that ends with the usual speed."""
+    speeds = np.concatenate([speeds, np.ones((1, speeds.shape[1]))])
+    return SpeedProfile.within(run, workers, np.append(steps, _end(event, run)), _of_each(speeds))
 
 
 def _edges(event: Bursty, end: int, rng: np.random.Generator) -> IntArray:
@@ -114,7 +174,7 @@ def replayed(
     return SpeedProfile(workers, steps, np.maximum(left, event.least_speed))
 
 
-def _end(event: Periodic | Bursty, run: int) -> int:
+def _end(event: Periodic | Bursty | Wave | Walk, run: int) -> int:
     return run if event.until is None else min(event.until, run)
 
 
@@ -320,7 +380,11 @@ def _course(event: Event, who: IntArray, steps: int, key: list[int]) -> SpeedPro
         case Ramp():
             return ramped(event, who, steps)
         case Periodic():
-            return periodic(event, who, steps)
+            return periodic(event, who, steps, key)
+        case Wave():
+            return waving(event, who, steps, key)
+        case Walk():
+            return walking(event, who, steps, key)
         case Bursty():
             return bursty(event, who, steps, key)
         case LoadReplay():

@@ -13,7 +13,7 @@ from typing import Self
 
 import numpy as np
 
-from evenstride.core.allocation.integer_splits import StepTimes, equal_finish
+from evenstride.core.allocation.integer_splits import StepTimes, equal_finish, in_quanta
 from evenstride.core.allocation.speedup import equal_split
 from evenstride.core.fleet import Fleet, FloatArray, IntArray, as_array, as_shares
 from evenstride.core.policies.static import Uniform
@@ -63,7 +63,7 @@ class InformedRun:
         self._present = self._timeline.present(step)
         workers = tuple(self._cluster.workers[k] for k in self._present)
         self._fleet = Fleet(workers, self._scenario.global_batch)
-        self._shares = self._decided = as_array(equal_split(self._fleet))
+        self._shares = self._decided = equal_multiples(self._fleet)
         self._pending.clear()
         self._cold, self._near = True, None
 
@@ -162,12 +162,19 @@ def kinds_of(scenario: Scenario) -> IntArray:
     return np.repeat(np.arange(len(scenario.workers)), [g.count for g in scenario.workers])
 
 
+def equal_multiples(fleet: Fleet) -> IntArray:
+    """Return the equal split as the controller applies it: in multiples of the quanta."""
+    equal = as_array(equal_split(fleet))
+    return in_quanta(equal, fleet.lower, fleet.upper, fleet.quanta)
+
+
 def best_split(times: StepTimes, fleet: Fleet, near: IntArray | None = None) -> IntArray:
     """Return the best integer split for some true curves.
 
     ``near`` is the best split of the same fleet before its curves changed; it only saves time.
     """
-    return equal_finish(times, fleet.lower, fleet.upper, fleet.global_batch, near=near)
+    bounds = fleet.lower, fleet.upper
+    return equal_finish(times, *bounds, fleet.global_batch, quantum=fleet.quanta, near=near)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -235,7 +242,7 @@ def _stretches(scenario: Scenario, timeline: Timeline, cluster: Cluster) -> Iter
             present = timeline.present(begin)
             workers = tuple(cluster.workers[k] for k in present)
             fleet = Fleet(workers, scenario.global_batch)
-            equal, best = as_array(equal_split(fleet)), None
+            equal, best = equal_multiples(fleet), None
         curves = cluster.usual.at_speed(timeline.speed(begin)).of(present)
         best = best_split(Alike.of(curves, kinds[present]), fleet, best)
         yield _Stretch(slice(begin, end), present, curves, best, equal)

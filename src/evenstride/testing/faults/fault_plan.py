@@ -20,7 +20,7 @@ from pydantic import Field, field_validator, model_validator
 
 from evenstride.core.membership.member_table import Happening, Membership, MembershipEvent
 from evenstride.errors import ConfigError
-from evenstride.sim.scenario.scenario_model import (
+from evenstride.sim.scenario.scenario_events import (
     MOST_STEPS,
     Length,
     Name,

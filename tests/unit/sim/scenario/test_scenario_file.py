@@ -8,8 +8,8 @@ import pytest
 
 from evenstride.errors import ScenarioError
 from evenstride.sim.scenario.recordings import load_recording
+from evenstride.sim.scenario.scenario_events import LoadReplay
 from evenstride.sim.scenario.scenario_file import load_scenario
-from evenstride.sim.scenario.scenario_model import LoadReplay
 from tests.messages import check_message
 
 GOOD = """\
@@ -348,3 +348,9 @@ def test_machines_that_were_not_recorded_are_refused(
 
     assert "made.yaml:11: events[0].machines: 99999 (allowed: a machine from 0 to 1051)" in unknown
     assert "made.yaml:10: events[0].workers: 5001 workers, but 1052 machines were recorded" in many
+
+
+def test_a_quantum_that_allows_no_split_is_refused(path: Path) -> None:
+    said = refusal(path, GOOD.replace("count: 2,", "count: 2, quantum: 64,"))
+
+    check_message(said, "made.yaml:2", "global_batch", "step 0", "quantum")

@@ -85,6 +85,67 @@ def test_a_periodic_event_ends_with_its_last_step() -> None:
     assert speeds(event) == [0.5, 0.5, 1.0, 1.0, 0.5] + [1.0] * 7
 
 
+def test_separate_periods_have_the_same_length_and_begin_anywhere() -> None:
+    event = {"kind": "periodic", "at": 2, "workers": "all", "speed": 0.5, "period": 4,
+             "phases": "separate"}  # fmt: skip
+
+    seen = {tuple(speeds(event, worker=w, seed=seed)[2:]) for w in (0, 1) for seed in range(20)}
+
+    pattern = [0.5, 0.5, 1.0, 1.0] * 4
+    assert seen == {tuple(pattern[begin : begin + 10]) for begin in range(4)}
+    assert speeds(event, seed=3)[:2] == [1.0, 1.0]
+
+
+def test_a_wave_goes_to_its_speed_and_back() -> None:
+    event = {"kind": "wave", "at": 1, "workers": 0, "speed": 0.5, "period": 4, "until": 10}
+
+    assert speeds(event) == pytest.approx([1.0] + [1.0, 0.75, 0.5, 0.75] * 2 + [1.0] * 3)
+    separate = {tuple(speeds({**event, "phases": "separate"}, seed=seed)) for seed in range(20)}
+    assert {wave[1] for wave in separate} == {0.5, 0.75, 1.0}
+
+
+def test_a_walk_stays_within_its_bounds_and_returns_in_the_end() -> None:
+    event = {"kind": "walk", "at": 2, "workers": "all", "spread": 0.5, "least_speed": 0.8,
+             "most_speed": 1.5, "until": 10}  # fmt: skip
+
+    one, other = (speeds(event, worker=worker, seed=3) for worker in (0, 1))
+
+    assert one[:2] == one[10:] == [1.0, 1.0]
+    assert one != other
+    assert {0.8, 1.5} <= {round(speed, 9) for speed in (*one, *other)}
+    assert 0.8 - 1e-9 <= min(*one, *other) < max(*one, *other) <= 1.5 + 1e-9
+
+
+def test_a_walk_changes_by_its_spread() -> None:
+    event = {"kind": "walk", "at": 0, "workers": "all", "spread": 0.02}
+    made = scenario(steps=200, workers=[{**FAST, "count": 40}], events=[event])
+    timeline = Timeline(made, 1)
+
+    logs = np.log([timeline.speed(step) for step in range(200)])
+
+    assert np.diff(logs, axis=0).std() == pytest.approx(0.02, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        {"kind": "periodic", "speed": 0.5, "period": 5},
+        {"kind": "wave", "speed": 0.5, "period": 5},
+        {"kind": "walk", "spread": 0.1},
+        {"kind": "bursty", "speed": 0.5, "mean_steps": 2, "mean_gap": 2},
+    ],
+    ids=lambda event: event["kind"],
+)
+def test_common_phases_are_those_of_all_workers(event: dict[str, Any]) -> None:
+    both = {"at": 1, "workers": "all"} | event
+
+    common, separate = both | {"phases": "common"}, both | {"phases": "separate"}
+
+    assert all(speeds(common, seed=s) == speeds(common, worker=1, seed=s) for s in range(5))
+    assert any(speeds(separate, seed=s) != speeds(separate, worker=1, seed=s) for s in range(5))
+    assert len(set(speeds(common, seed=1))) > 1
+
+
 def test_bursts_are_each_workers_own_and_their_seeds() -> None:
     event = {"kind": "bursty", "at": 2, "workers": "all", "speed": 0.5, "mean_steps": 2,
              "mean_gap": 2, "until": 10}  # fmt: skip

@@ -6,21 +6,22 @@ from itertools import product
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, reject
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from evenstride.core.allocation.speedup import equal_split
 from evenstride.core.fleet import Fleet, Shares
 from evenstride.core.policies import policy_from_spec
 from evenstride.sim.engine.lockstep import Simulation
-from evenstride.sim.engine.virtual_workers import Cluster
+from evenstride.sim.engine.virtual_workers import Cluster, TrueTimes
 from evenstride.sim.scenario.scenario_file import changed, load_scenario
 from evenstride.sim.scenario.scenario_model import Scenario
 from evenstride.sim.scenario.timeline import Timeline
 from evenstride.sim.scoring.oracle import Alike, Informed, best_split, kinds_of, reference_times
 from evenstride.sim.scoring.suite import ScoredScenario, informed_mean_s
 from tests.effort import expensive
-from tests.unit.sim.clusters import FAST, REFERENCE, SLOW, scenario, scenarios
+from tests.unit.sim.clusters import FAST, REFERENCE, SLOW, groups, scenario, scenarios
 
 POLICIES = ["adaptive", "dynamic-batching", "dbs", "uniform"]
 
@@ -40,25 +41,39 @@ def test_without_noise_no_policy_is_ever_faster_than_the_oracle(
     assert row.informed <= 1 + 1e-12
 
 
-@given(scenarios())
-def test_the_oracle_is_the_best_of_all_splits(made: Scenario) -> None:
-    """Compared with the splits that take a sample from one worker and give it to another."""
-    timeline, cluster = Timeline(made, 0), Cluster(made, 0)
-    here = timeline.present(0)
-    times = cluster.usual.at_speed(timeline.speed(0)).of(here)
-    workers = [cluster.workers[k] for k in here]
+@st.composite
+def small_fleets(draw: st.DrawFn) -> tuple[TrueTimes, Fleet]:
+    """Draw two or three workers with few enough splits to try them all, and their curves."""
+    kinds = draw(st.lists(groups(), min_size=2, max_size=3))
+    small = [kind | {"count": 1, "max_share": draw(st.integers(5, 30))} for kind in kinds]
+    batch = draw(st.integers(3, 30))
+    try:
+        made = scenario(workers=small, global_batch=batch)
+    except ValidationError:
+        reject()
+    cluster = Cluster(made, 0)
+    return cluster.usual, Fleet(cluster.workers, batch)
 
-    best = reference_times(made, 0).best
 
-    for giver, taker in product(range(len(here)), repeat=2):
-        moved = best.copy()
-        moved[giver] -= 1
-        moved[taker] += 1
-        inside = all(
-            w.min_share <= share <= (w.max_share or share)
-            for w, share in zip(workers, moved, strict=True)
-        )
-        assert not inside or times.at(moved).max() >= times.at(best).max() * (1 - 1e-12)
+@expensive
+@given(small_fleets())
+def test_the_oracle_is_the_best_of_all_splits(made: tuple[TrueTimes, Fleet]) -> None:
+    """Of all splits in multiples of the quanta, except for one worker with a remainder."""
+    times, fleet = made
+    ranges = [range(w.min_share, (w.max_share or 0) + 1) for w in fleet.workers]
+    least = fleet.lower + -fleet.lower % fleet.quanta
+
+    splits = np.array([s for s in product(*ranges) if sum(s) == fleet.global_batch])
+    allowed = (splits % fleet.quanta > 0).sum(axis=1) <= 1
+    allowed &= (splits >= least).all(axis=1)
+    whole = (splits % fleet.quanta == 0).all(axis=1) & allowed
+    fit = splits[whole if whole.any() else allowed]
+
+    best = best_split(times, fleet)
+
+    least_s = min(float(times.at(split).max()) for split in fit)
+    assert float(times.at(best).max()) == pytest.approx(least_s, rel=1e-12)
+    assert best.sum() == fleet.global_batch
 
 
 @given(scenarios())
