@@ -19,10 +19,10 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import torch
@@ -64,18 +64,38 @@ class Found:
     control: float  # the same of two plain loops
 
 
+class StepMarks(NamedTuple):
+    """The marks of a step."""
+
+    count: int  # of marked waits
+    took_s: float  # processor time
+
+
 class MarkTime:
     """The processor time of marks around waits inside the layers, step by step."""
 
     def __init__(self) -> None:
-        self.took_s: list[float] = []  # of each mark in the step in progress
+        self.took_s: list[float] = []  # of each call of `StallMarks.mark` in the step in progress
+        self.found = 0  # of these, the number that found waits
         self._mark = StallMarks.mark
 
-    def mark(self, marks: StallMarks, waits: Sequence[Callable[[], object]]) -> None:
+    def mark(self, marks: StallMarks, find_waits: Callable[[], list[Any] | None]) -> None:
         """Mark waits, as `StallMarks.mark`."""
+
+        def counted() -> list[Any] | None:
+            waits = find_waits()
+            self.found += bool(waits)
+            return waits
+
         began_s = time.thread_time()
-        self._mark(marks, waits)
+        self._mark(marks, counted)
         self.took_s.append(time.thread_time() - began_s)
+
+    def taken(self) -> StepMarks:
+        """Return what the marks of a step took, and begin with the next step."""
+        taken = StepMarks(self.found, sum(self.took_s))
+        self.took_s, self.found = [], 0
+        return taken
 
 
 class Loop:
@@ -106,7 +126,7 @@ class Loop:
             timer = session(self.stride).state.clock.timer
             self.records = KeptSteps(timer.finished)
             timer.report_to(self.records)
-            self.marks: list[list[float]] = []  # times of marks, by step
+            self.marks: list[StepMarks] = []  # by step
             self._model, loader = self.stride.watch(self._model), self.stride.loader(data)
         self._optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
         self._batches = _forever(loader)
@@ -127,8 +147,7 @@ class Loop:
             took_s.append(now_s - began_s)
             began_s = now_s
             if self._mark_time is not None:
-                self.marks.append(self._mark_time.took_s)
-                self._mark_time.took_s = []
+                self.marks.append(self._mark_time.taken())
         return took_s
 
     def own_s(self) -> float:
@@ -148,7 +167,7 @@ def measure(rank: int, engine: str, blocks: int, rounds: int) -> Found:
     torch.set_num_threads(1)
     group, mark_time = start(rank), MarkTime()
     plain, again = Loop(engine, blocks, group), Loop(engine, blocks, group)
-    with patch.object(StallMarks, "mark", lambda marks, waits: mark_time.mark(marks, waits)):
+    with patch.object(StallMarks, "mark", lambda marks, find: mark_time.mark(marks, find)):
         ours = Loop(engine, blocks, group, mark_time)
         ours.block(COLD_STEPS)
         for loop in (plain, again):
@@ -175,10 +194,10 @@ def _found(ours: Loop, times: list[list[float]], own_s: list[float], wall_s: lis
     return Found(
         plain_s=median(min(plain, again) for plain, again, _ in times),
         wall_s=median(wall_s),
-        waits=median(len(one) for one in marks),
-        marks_s=median(sum(one) for one in marks),
+        waits=median(one.count for one in marks),
+        marks_s=median(one.took_s for one in marks),
         apart=len(later) / max(len([step for step in later if step in marked]), 1),
-        share=sum(sum(ours.marks[step]) for step in later) / (STEPS_OF_BLOCK * sum(wall_s)),
+        share=sum(ours.marks[step].took_s for step in later) / (STEPS_OF_BLOCK * sum(wall_s)),
         own_s=median(own_s),
         ratio=median(2 * with_s / (plain + again) for plain, again, with_s in times),
         control=median(again / plain for plain, again, _ in times),

@@ -76,24 +76,30 @@ class StallMarks:
         inner = method.inner if isinstance(method, _MarkedMethod) else method
         setattr(owner, name, _MarkedMethod(inner, partial(waits, owner), self))
 
-    def mark(self, waits: Sequence[_Wait]) -> None:
-        """Queue waits between two marks, if the step in progress has marks."""
+    @property
+    def marked(self) -> bool:
+        """Whether the step in progress has marks."""
         timer = self._clock.timer
         if timer.step != self._step:
             self._begin(timer)
-        if not self._marks_this_step:
-            timer.spoil()  # its waits would count as work
-            return
-        began_s = timer.now()
-        timer.wait_began()
-        for wait in waits:
-            wait()
-        timer.wait_ended()
-        self._spent_s += timer.now() - began_s
+        return self._marks_this_step
 
-    def spoil(self) -> None:
-        """Leave out the step in progress, which has a wait that cannot be marked."""
-        self._clock.timer.spoil()
+    def mark(self, find_waits: Callable[[], list[_Wait] | None]) -> None:
+        """Queue the waits that are found, between two marks.
+
+        A wait that cannot be marked (``None``) leaves the step in progress out of the estimates.
+        """
+        timer = self._clock.timer
+        began_s = timer.now()
+        waits = find_waits()
+        if waits is None:
+            timer.spoil()
+        elif waits:
+            timer.wait_began()
+            for wait in waits:
+                wait()
+            timer.wait_ended()
+        self._spent_s += timer.now() - began_s
 
     def _begin(self, timer: StepTimer) -> None:
         now_s = timer.now()
@@ -107,6 +113,8 @@ class StallMarks:
             self._every = min(max(math.ceil(cost / MOST_COST), 1), _MOST_APART)
         self._step, self._began_s, self._spent_s = timer.step, now_s, 0.0
         self._marks_this_step = timer.step <= _ALWAYS_MARKED or timer.step % self._every == 0
+        if not self._marks_this_step:
+            timer.spoil()  # its waits would count as work
 
 
 class _MarkedMethod:
@@ -118,11 +126,8 @@ class _MarkedMethod:
         self.inner, self._waits, self._marks = inner, waits, marks
 
     def __call__(self, *args: Any, **options: Any) -> Any:
-        waits = self._waits(*args, **options)
-        if waits is None:
-            self._marks.spoil()
-        elif waits:
-            self._marks.mark(waits)
+        if self._marks.marked:
+            self._marks.mark(partial(self._waits, *args, **options))
         return self.inner(*args, **options)
 
 
