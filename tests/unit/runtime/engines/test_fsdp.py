@@ -275,6 +275,33 @@ def _watched(bench: Bench, *mesh: int) -> Any:
     return model
 
 
+def test_steps_are_marked_as_often_as_the_cost_of_marks_allows() -> None:
+    bench = Bench()
+
+    class Group:
+        comm_ctx = None
+
+        @property
+        def _all_gather_result(self) -> None:
+            bench.clock.spend(0.0003)  # of the host, 3 % of a step
+
+        def wait_for_unshard(self) -> None:
+            bench.clock.spend(0.0102)
+
+    group = Group()
+    StallMarks(RankClock(bench.timer)).watch(group)
+    for step in range(100):
+        bench.fetch(step)
+        group.wait_for_unshard()
+        bench.train(0.0, 0.0, 0.0)
+    bench.leave()
+
+    later = [record for record in bench.records if record.step > 52]
+    assert [record.step for record in later if record.modelled] == [60, 70, 80, 90]
+    unmarked = [record.busy_s for record in later if not record.modelled]
+    assert unmarked == pytest.approx([0.0102] * len(unmarked)), "nothing is looked for"
+
+
 @pytest.mark.parametrize("mesh", [(4,), (2, 2)])
 @pytest.mark.parametrize(
     ("kept", "count"), [pytest.param(False, 7, marks=regathers_on_cpu), (True, 5)]
