@@ -117,6 +117,7 @@ def simulation_table(groups: Sequence[Group]) -> Table:
         "efficiency",
         "noise-free",
         "informed",
+        "informed,\nreal time",
         "settled",
         "95 % from cold\nmedian / 90 %",
         "95 % after change\nmedian / 90 %",
@@ -140,6 +141,7 @@ def _line(group: Group) -> tuple[str, ...]:
         part(group.mean("efficiency")),
         part(group.mean()),
         part(group.mean("informed")),
+        part(group.mean("informed_real")),
         part(group.mean("efficiency_settled")),
         _steps([row.steps_to_95_cold for row in group.rows]),
         _steps(judged) if judged else NOTHING,
@@ -275,14 +277,14 @@ class Advantage:
         return f"{self.ahead:+.1%} [{low:+.1%}, {high:+.1%}]"
 
 
-def lead(groups: Sequence[Group]) -> Advantage | None:
+def lead(groups: Sequence[Group], figure: str = "efficiency_mean") -> Advantage | None:
     """Return our lead in one setting; ``None`` without our policy or without others."""
     ours = next((group for group in groups if group.policy == OURS), None)
     others = [group for group in groups if group.policy != OURS]
     if ours is None or not others:
         return None
-    best = max(others, key=Group.mean)
-    ahead = ours.all("efficiency_mean") / best.all("efficiency_mean") - 1.0
+    best = max(others, key=lambda group: group.mean(figure))
+    ahead = ours.all(figure) / best.all(figure) - 1.0
     return Advantage(ours.setting, best.policy, float(np.mean(ahead)), mean_interval(ahead))
 
 
@@ -290,13 +292,15 @@ def comparison_table(groups: Sequence[Group]) -> Table:
     """Return one line for each setting and one column for each policy; a star marks the best."""
     policies = list(dict.fromkeys(group.policy for group in groups))
     names = tuple(map(_heading, policies))
-    last = (f"{OURS} against\nthe best other",) if OURS in policies and policies != [OURS] else ()
+    against = (f"{OURS} against\nthe best other", "the same,\nreal time")
+    last = against if OURS in policies and policies != [OURS] else ()
     rows = []
     for some in by_setting(groups):
         means = {group.policy: group.mean() for group in some}
-        most, ours = max(means.values()), lead(some)
+        most = max(means.values())
+        leads = [lead(some, figure) for figure in ("efficiency_mean", "efficiency")]
         cells = tuple(_cell(means.get(policy), most) for policy in policies)
-        ahead = (ours.text() if ours else NOTHING,) if last else ()
+        ahead = [found.text() if found else NOTHING for found in leads] if last else []
         scenario, lag = some[0].setting
         rows.append((scenario, str(lag), *cells, part(some[0].mean("informed")), *ahead))
     return Table(("scenario", "lag", *names, "informed", *last), tuple(rows), keys=2)

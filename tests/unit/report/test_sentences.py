@@ -26,6 +26,7 @@ ROW = ScoreRow(
     efficiency=0.9,
     efficiency_mean=0.8,
     informed=0.96,
+    informed_real=0.91,
     efficiency_settled=0.99,
     speedup=1.5,
     bound=2.0,
@@ -54,7 +55,7 @@ def test_a_line_has_means_medians_and_ninth_tenths() -> None:
     (line,) = simulation_table(grouped([ROW, *seeds])).rows
 
     assert line == (
-        *("h1", "adaptive", "1", "0.833", "0.800", "0.960", "0.990"),
+        *("h1", "adaptive", "1", "0.833", "0.800", "0.960", "0.910", "0.990"),
         *("3 / 9", "5 / never", "3.0", "1.25 ms", "1.50", "2.00", "2.20"),
     )
 
@@ -64,9 +65,9 @@ def test_an_unknown_value_is_a_dash() -> None:
 
     (line,) = simulation_table(grouped([unsettled], unjudged=[("h1", 1, 0)])).rows
 
-    assert line[6] == "–"
-    assert line[7:9] == ("3 / 3", "–")
-    assert line[10] == "–"
+    assert line[7] == "–"
+    assert line[8:10] == ("3 / 3", "–")
+    assert line[11] == "–"
 
 
 def test_a_seed_in_which_nothing_changes_is_neither_slow_nor_quick_to_find_it_again() -> None:
@@ -78,7 +79,7 @@ def test_a_seed_in_which_nothing_changes_is_neither_slow_nor_quick_to_find_it_ag
     def after(*unjudged: int) -> str:
         where = [("h1", 1, seed) for seed in unjudged] + [("h1", 2, 2), ("h2", 1, 2)]
         (line,) = simulation_table(grouped(seeds, where)).rows
-        return line[8]
+        return line[9]
 
     assert after(0, 2) == "4 / 8"
     assert after(0) == "8 / never"
@@ -233,11 +234,11 @@ def test_the_comparison_has_a_column_for_each_policy_and_marks_the_best() -> Non
 
     assert table.headings == (
         *("scenario", "lag", "adaptive", "dynamic-\nbatching", "static:\n2,1", "informed"),
-        "adaptive against\nthe best other",
+        *("adaptive against\nthe best other", "the same,\nreal time"),
     )
     assert table.rows == (
-        ("h1", "1", "0.900*", "0.800 ", "0.900*", "0.960", "+0.0%"),
-        ("h1", "3", "0.500 ", "0.600*", "–", "0.960", "-16.7%"),
+        ("h1", "1", "0.900*", "0.800 ", "0.900*", "0.960", "+0.0%", "+0.0%"),
+        ("h1", "3", "0.500 ", "0.600*", "–", "0.960", "-16.7%", "+0.0%"),
     )
 
 

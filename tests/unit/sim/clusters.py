@@ -51,6 +51,7 @@ def groups(draw: st.DrawFn) -> dict[str, Any]:
         "noise_tail": draw(st.none() | st.floats(2.1, 10)),
         "noise_common": draw(st.just(0.0) | st.floats(0, 1)),
         "spike_rate": draw(st.floats(0, 0.1)),
+        "new_share_s": draw(st.just(0.0) | st.floats(0, 0.5)),
     }
 
 

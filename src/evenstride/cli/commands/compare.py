@@ -58,9 +58,10 @@ def compare(
     """Compare policies by how close they come to the best split in each scenario.
 
     A cell is the mean noise-free efficiency over the seeds; * marks the best of a line.
-    informed is a controller that knows the true times, at the same lag. The last column shows
-    how far adaptive is ahead of the best other policy, paired by seed, with a 95 % bootstrap
-    interval. evenstride simulate --list lists the built-in scenarios.
+    informed is a controller that knows the true times after every step, at the same lag. The
+    last columns show how far adaptive is ahead of the best other policy, without noise and in
+    real time, paired by seed, with a 95 % bootstrap interval. evenstride simulate --list lists
+    the built-in scenarios.
 
     Examples:
         evenstride compare reference h10

@@ -62,8 +62,9 @@ def simulate(
 
     Columns: efficiency is the time of the best split at every step divided by the policy's time.
     noise-free is the same without noise. informed is the noise-free efficiency of a controller
-    that knows the true times, at the same lag. settled is the noise-free efficiency without the
-    steps right after each change.
+    that knows the true times after every step, at the same lag, and then its efficiency in real
+    time. settled is the noise-free efficiency without the steps right after the first decision
+    and each change.
 
     Examples:
         evenstride simulate --list

@@ -205,6 +205,7 @@ class SimulatedSteps:
     splits: list[IntArray] = field(default_factory=list)
     decisions: list[Decided] = field(default_factory=list)  # changes of the split
     decide_s: list[float] = field(default_factory=list)  # computing time of each decision
+    exchanges: list[int] = field(default_factory=list)  # steps after which they were made
 
 
 class Simulation(SimulatedController):
@@ -235,6 +236,7 @@ class Simulation(SimulatedController):
             track.mean_s[step], track.real_s[step] = self._step(step)
             track.shares[step] = len(track.splits) - 1
             if self._exchange_due(step):
+                track.exchanges.append(step)
                 self._exchange(step)
         return track
 

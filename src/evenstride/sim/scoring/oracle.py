@@ -24,24 +24,24 @@ from evenstride.sim.scenario.timeline import Timeline
 
 
 class InformedRun:
-    """The run of `Informed` with an exchange after every ``every`` steps.
+    """The run of `Informed` with an exchange after every step, whatever the scenario's cadence.
 
     Its decisions do not depend on measurements, so the run needs no estimation.
     """
 
-    def __init__(
-        self, scenario: Scenario, cluster: Cluster, timeline: Timeline, every: int
-    ) -> None:
-        self._scenario, self._every = scenario, every
-        self._cluster, self._timeline, self._kinds = cluster, timeline, kinds_of(scenario)
+    def __init__(self, scenario: Scenario, seed: int, timeline: Timeline | None = None) -> None:
+        self._scenario = scenario
+        self._cluster, self._kinds = Cluster(scenario, seed), kinds_of(scenario)
+        self._timeline = timeline or Timeline(scenario, seed)
         self._pending: deque[tuple[int, IntArray]] = deque()
         self._known = np.zeros(scenario.size, dtype=np.bool_)
         self._near: IntArray | None = None
 
-    def mean_s(self) -> FloatArray:
+    def run(self) -> tuple[FloatArray, FloatArray]:
+        """Return the time of each step, noise-free and with the noise that policies have."""
         changes, moves = frozenset(self._timeline.changes), frozenset(self._timeline.moves)
-        mean_s = np.zeros(self._scenario.steps)
-        step_s = 0.0
+        mean_s, real_s = np.zeros((2, self._scenario.steps))
+        busy_s = np.zeros(0)
         for step in range(self._scenario.steps):
             if step == 0 or step in moves:
                 self._form(step)
@@ -53,11 +53,16 @@ class InformedRun:
             if step in moves:
                 self._open()
             if self._due(step) or step == 0 or step in changes:
-                step_s = self._step_s()
-            mean_s[step] = step_s
-            if (step + 1) % self._every == 0:
-                self._exchange(step)
-        return mean_s
+                busy_s = self._curves.at(self._shares)
+            mean_s[step], real_s[step] = self._times(busy_s)
+            self._exchange(step)
+        return mean_s, real_s
+
+    def _times(self, busy_s: FloatArray) -> tuple[float, float]:
+        communication_s = self._scenario.communication.step_s(len(busy_s))
+        noisy_s = busy_s * self._cluster.next_noise()[self._present]
+        noisy_s += self._cluster.new_share_s(self._present, self._shares)
+        return float(busy_s.max()) + communication_s, float(noisy_s.max()) + communication_s
 
     def _form(self, step: int) -> None:
         self._present = self._timeline.present(step)
@@ -85,10 +90,6 @@ class InformedRun:
             self._shares = self._pending.popleft()[1]
         return self._shares is not before
 
-    def _step_s(self) -> float:
-        busy_s = self._curves.at(self._shares)
-        return float(busy_s.max()) + self._scenario.communication.step_s(len(busy_s))
-
     def _exchange(self, step: int) -> None:
         asked = self._scenario.exchange
         lag = asked.lag if asked.cold_lag is None or not self._cold else asked.cold_lag
@@ -101,6 +102,8 @@ class InformedRun:
 
 class Informed:
     """Takes the best split for the true mean curves, at every exchange at which they changed.
+
+    `InformedRun` is the same with an exchange after every step, and what scores compare with.
 
     It opens with the equal split and has the same lag as the other rows of its table. So it shows
     the loss due to the lag alone. A policy that opens with the workers' declared resources may be
@@ -184,7 +187,7 @@ class ReferenceTimes:
     oracle_mean_s: FloatArray  # of the best integer split for the true mean curves, at each step.
     oracle_s: FloatArray  # of the same split with the step's noise.
     equal_mean_s: FloatArray  # of the equal split.
-    equal_s: FloatArray  # of the equal split with noise.
+    equal_s: FloatArray  # of the equal split with noise, and with the cost of new shares.
     # Time of the equal split over that of the best one, if times were proportional to the share:
     # mean over slowest speed if nothing changes.
     linear_bound: float
@@ -203,10 +206,14 @@ def reference_times(
         means_s = stretch.curves.at(stretch.best), stretch.curves.at(stretch.equal)
         linear_s += stretch.linear_s()
         communication_s = scenario.communication.step_s(len(stretch.present))
+        # The oracle is a bound, so its shares cost nothing when they are new.
+        new_s = cluster.new_share_s(stretch.present, stretch.equal)
         for step in range(stretch.steps.start, stretch.steps.stop):
             noise = cluster.next_noise()[stretch.present]
             for row, mean_s in zip((0, 2), means_s, strict=True):
                 times[row, step], times[row + 1, step] = mean_s.max(), (mean_s * noise).max()
+            if step == stretch.steps.start:
+                times[3, step] = (means_s[1] * noise + new_s).max()
             times[:, step] += communication_s
     assert opening is not None, "there is at least one step"
     oracle_mean_s, oracle_s, equal_mean_s, equal_s = times

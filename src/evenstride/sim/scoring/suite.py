@@ -23,7 +23,7 @@ from evenstride.sim.engine.virtual_workers import Cluster
 from evenstride.sim.scenario.scenario_file import ScenarioFile, changed
 from evenstride.sim.scenario.scenario_model import Scenario
 from evenstride.sim.scenario.timeline import Timeline
-from evenstride.sim.scoring.oracle import Informed, InformedRun, ReferenceTimes, reference_times
+from evenstride.sim.scoring.oracle import InformedRun, ReferenceTimes, reference_times
 
 AHEAD = 10
 """Steps over which a split must be good to count as found."""
@@ -47,9 +47,11 @@ class ScoreRow:
     seed: int  # of noise and random events.
     efficiency: float  # time of the oracle's split over the policy's, with the same noise.
     efficiency_mean: float  # the same on noise-free curves.
-    informed: float  # `efficiency_mean` of a controller that knows the true curves, same lag.
-    # `efficiency_mean` over the steps later than ``2 (lag + 3)`` after any event; ``None`` without
-    # such steps.
+    # `efficiency_mean` of a controller that knows the true curves after every step, same lag.
+    informed: float
+    informed_real: float  # `efficiency` of the same controller.
+    # `efficiency_mean` over the steps later than ``2 (lag + 3)`` after the first exchange, and
+    # after the first one that may respond to an event; ``None`` without such steps.
     efficiency_settled: float | None
     speedup: float  # time of the equal split over the policy's, with the same noise.
     bound: float  # time of the equal split over the oracle's, noise-free.
@@ -75,15 +77,18 @@ class ScoredScenario:
     scenario: Scenario
     seed: int
     references: ReferenceTimes
-    informed: float
+    informed: float  # efficiency of the informed controller, noise-free
+    informed_real: float  # the same with noise
     timeline: Timeline
 
     @classmethod
     def of(cls, scenario: Scenario, seed: int) -> ScoredScenario:
         timeline = Timeline(scenario, seed)
         references = reference_times(scenario, seed, timeline)
-        informed = _ratio(references.oracle_mean_s, informed_mean_s(scenario, seed, timeline))
-        return cls(scenario, seed, references, informed, timeline)
+        mean_s, real_s = InformedRun(scenario, seed, timeline).run()
+        informed = _ratio(references.oracle_mean_s, mean_s)
+        real = _ratio(references.oracle_s, real_s)
+        return cls(scenario, seed, references, informed, real, timeline)
 
     def run(self, spec: str, policy: Policy[Any] | None = None) -> tuple[ScoreRow, SimulatedSteps]:
         policy = policy_from_spec(spec) if policy is None else policy
@@ -97,7 +102,7 @@ class ScoredScenario:
     def row(self, spec: str, track: SimulatedSteps) -> ScoreRow:
         best, lag = self.references, self.scenario.exchange.lag
         cold, *found = steps_to_find(best.oracle_mean_s / track.mean_s, (0, *self.judged))
-        settled = _settled(len(track.mean_s), self.timeline.changes, 2 * (lag + 3))
+        settled = _settled(len(track.mean_s), self._responses(track), 2 * (lag + 3))
         return ScoreRow(
             scenario=self.scenario.name,
             policy=spec,
@@ -106,6 +111,7 @@ class ScoredScenario:
             efficiency=_ratio(best.oracle_s, track.real_s),
             efficiency_mean=_ratio(best.oracle_mean_s, track.mean_s),
             informed=self.informed,
+            informed_real=self.informed_real,
             efficiency_settled=_ratio(best.oracle_mean_s[settled], track.mean_s[settled])
             if settled.any()
             else None,
@@ -117,6 +123,18 @@ class ScoredScenario:
             needless_changes=sum(move.gain < NEEDLESS for move in track.decisions),
             decide_s=float(np.median(track.decide_s)) if track.decide_s else None,
         )
+
+    def _responses(self, track: SimulatedSteps) -> list[tuple[int, int]]:
+        """Return the start and each event, with the step after which a response was possible.
+
+        The leader's own cadence follows the measurements, so a late exchange is a late response.
+        But nobody can decide before the first exchange.
+        """
+        every, events = self.scenario.exchange.every, (0, *self.timeline.changes)
+        if every == "leader":
+            first = track.exchanges[0] if track.exchanges else self.scenario.steps
+            return [(0, first), *zip(events[1:], events[1:], strict=True)]
+        return [(step, step - step % every + every - 1) for step in events]
 
 
 def judged(scenario: Scenario, timeline: Timeline) -> tuple[int, ...]:
@@ -155,11 +173,11 @@ def _worst(found: Sequence[int | None]) -> int | None:
     return max(known) if known and len(known) == len(found) else None
 
 
-def _settled(steps: int, changes: Sequence[int], after: int) -> npt.NDArray[np.bool_]:
-    """Return which steps are later than ``after`` steps after any event, the start included."""
+def _settled(steps: int, responses: Sequence[tuple[int, int]], after: int) -> npt.NDArray[np.bool_]:
+    """Return which steps are later than ``after`` steps after any response, the first included."""
     settled = np.ones(steps, dtype=np.bool_)
-    for event in (0, *changes):
-        settled[event : event + after + 1] = False
+    for event, response in responses:
+        settled[event : response + after + 1] = False
     return settled
 
 
@@ -334,17 +352,3 @@ def in_order(suite: Suite, rows: Sequence[ScoreRow]) -> list[ScoreRow]:
         )
     }
     return sorted(rows, key=lambda row: order[row.scenario, row.lag, row.policy, row.seed])
-
-
-def informed_mean_s(scenario: Scenario, seed: int, timeline: Timeline | None = None) -> FloatArray:
-    """Return the noise-free time of each step under `Informed`.
-
-    If exchanges do not depend on measurements, the whole run is computed without them, with the
-    same result as `Simulation`.
-    """
-    timeline = timeline or Timeline(scenario, seed)
-    if scenario.exchange.every == "leader":
-        return Simulation(scenario, Informed(), seed, timeline).run().mean_s
-    return InformedRun(
-        scenario, Cluster(scenario, seed), timeline, scenario.exchange.every
-    ).mean_s()

@@ -18,8 +18,15 @@ from evenstride.sim.engine.virtual_workers import Cluster, TrueTimes
 from evenstride.sim.scenario.scenario_file import changed, load_scenario
 from evenstride.sim.scenario.scenario_model import Scenario
 from evenstride.sim.scenario.timeline import Timeline
-from evenstride.sim.scoring.oracle import Alike, Informed, best_split, kinds_of, reference_times
-from evenstride.sim.scoring.suite import ScoredScenario, informed_mean_s
+from evenstride.sim.scoring.oracle import (
+    Alike,
+    Informed,
+    InformedRun,
+    best_split,
+    kinds_of,
+    reference_times,
+)
+from evenstride.sim.scoring.suite import ScoredScenario
 from tests.effort import expensive
 from tests.unit.sim.clusters import FAST, REFERENCE, SLOW, groups, scenario, scenarios
 
@@ -88,19 +95,16 @@ def test_noise_is_the_same_for_oracle_equal_split_and_policies(made: Scenario) -
 
 
 @expensive
-@given(scenarios())
-def test_the_informed_controller_takes_what_the_simulator_says(made: Scenario) -> None:
-    simulated = Simulation(made, Informed(), 2).run().mean_s
+@given(scenarios(every=st.integers(1, 5) | st.just("leader")))
+def test_the_informed_controller_takes_what_the_simulator_says_after_every_step(
+    made: Scenario,
+) -> None:
+    track = Simulation(changed(made, {"exchange.every": 1}), Informed(), 2).run()
 
-    np.testing.assert_array_equal(informed_mean_s(made, 2), simulated)
+    mean_s, real_s = InformedRun(made, 2).run()
 
-
-@expensive
-@given(scenarios(every=st.just("leader")))
-def test_the_informed_controller_keeps_to_the_leaders_cadence(made: Scenario) -> None:
-    simulated = Simulation(made, Informed(), 2).run().mean_s
-
-    np.testing.assert_array_equal(informed_mean_s(made, 2), simulated)
+    np.testing.assert_array_equal(mean_s, track.mean_s)
+    np.testing.assert_array_equal(real_s, track.real_s)
 
 
 @pytest.mark.parametrize("cold_lag", [1, 6])
@@ -114,12 +118,12 @@ def test_the_informed_controller_knows_no_worker_of_a_new_fleet(cold_lag: int) -
         exchange={"lag": 1, "cold_lag": cold_lag},
     )
 
-    slow = informed_mean_s(made, 0) > reference_times(made, 0).oracle_mean_s * (1 + 1e-12)
+    slow = InformedRun(made, 0).run()[0] > reference_times(made, 0).oracle_mean_s * (1 + 1e-12)
 
     opening = [*range(cold_lag), *range(9, 9 + cold_lag)]
     assert np.flatnonzero(slow).tolist() == opening
     np.testing.assert_array_equal(
-        informed_mean_s(made, 0), Simulation(made, Informed(), 0).run().mean_s
+        InformedRun(made, 0).run()[0], Simulation(made, Informed(), 0).run().mean_s
     )
 
 
@@ -128,7 +132,7 @@ def test_the_informed_controller_pays_the_lag_after_each_change() -> None:
         events=[{"kind": "step", "at": 20, "workers": 0, "speed": 0.25}], exchange={"lag": 3}
     )
 
-    slow = informed_mean_s(made, 0) > reference_times(made, 0).oracle_mean_s * (1 + 1e-12)
+    slow = InformedRun(made, 0).run()[0] > reference_times(made, 0).oracle_mean_s * (1 + 1e-12)
 
     assert np.flatnonzero(slow).tolist() == [0, 1, 2, 20, 21, 22]
 

@@ -27,14 +27,16 @@ def row(
     decide_s: list[float] | None = None,
     lag: int = 1,
     events: list[dict[str, Any]] | None = None,
+    every: int | str = 1,
+    exchanges: list[int] | None = None,
 ) -> ScoreRow:
     """Return the row of a run whose oracle takes a second for each step, and the equal split 4."""
-    made = scenario(steps=STEPS, events=events or [], exchange={"lag": lag})
+    made = scenario(steps=STEPS, events=events or [], exchange={"lag": lag, "every": every})
     ones = np.ones(STEPS)
     sticks = ReferenceTimes(ones, 2 * ones, 4 * ones, 6 * ones, 2.5, np.array([40, 10]))
     track = SimulatedSteps(
         mean_s, mean_s if real_s is None else real_s, np.zeros(STEPS, dtype=np.int64), [],
-        decisions or [], decide_s or [],
+        decisions or [], decide_s or [], exchanges or [],
     )  # fmt: skip
     return replace(ScoredScenario.of(made, 7), references=sticks).row("made-up", track)
 
@@ -79,8 +81,8 @@ def test_efficiency_is_time_over_time_and_no_mean_of_parts() -> None:
 def test_the_fields_of_a_row_are_those_that_are_promised() -> None:
     assert (
         *("scenario", "policy", "lag", "seed", "efficiency", "efficiency_mean", "informed"),
-        *("efficiency_settled", "speedup", "bound", "linear_bound", "steps_to_95_cold"),
-        *("steps_to_95_after_change", "needless_changes", "decide_s"),
+        *("informed_real", "efficiency_settled", "speedup", "bound", "linear_bound"),
+        *("steps_to_95_cold", "steps_to_95_after_change", "needless_changes", "decide_s"),
     ) == FIELDS
 
 
@@ -211,6 +213,31 @@ def test_settled_are_the_steps_later_than_twice_the_lag_and_three_after_any_even
     settled = STEPS - 2 * (last + 1)
     assert begun.efficiency_settled == pytest.approx(settled / (settled + 1))
     assert after.efficiency_settled == begun.efficiency_settled
+
+
+def test_steps_before_a_response_is_possible_are_not_settled() -> None:
+    """With an exchange after every 20th step: at the start, and after the event at 50."""
+    last = 2 * (1 + 3)
+    events, ends = [step_event(50)], (19 + last + 1, 59 + last + 1)
+
+    before = row(slow((0, ends[0]), (50, ends[1])), events=events, every=20)
+    begun = row(slow((ends[0], ends[0] + 1)), events=events, every=20)
+    after = row(slow((ends[1], ends[1] + 1)), events=events, every=20)
+
+    assert before.efficiency_settled == 1.0
+    assert begun.efficiency_settled == after.efficiency_settled
+    assert after.efficiency_settled is not None and after.efficiency_settled < 1.0
+
+
+def test_with_the_leaders_cadence_settled_counts_from_the_first_exchange_of_the_run() -> None:
+    last = 2 * (1 + 3)
+
+    waits = row(slow((0, 30 + last + 1)), every="leader", exchanges=[30, 40])
+    quick = row(slow((0, 30 + last + 1)), every="leader", exchanges=[3, 40])
+
+    assert waits.efficiency_settled == 1.0
+    assert quick.efficiency_settled is not None and quick.efficiency_settled < 1.0
+    assert row(np.ones(STEPS), every="leader").efficiency_settled is None
 
 
 def test_a_run_that_is_never_settled_has_no_such_figure() -> None:

@@ -171,6 +171,7 @@ def row(policy: str, seed: int, efficiency: float, steps: int | None = 2) -> Sco
         efficiency=efficiency,
         efficiency_mean=efficiency,
         informed=1.0,
+        informed_real=1.0,
         efficiency_settled=efficiency,
         speedup=1.0,
         bound=1.0,
