@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
+import numpy as np
+
 from evenstride.core.arrays import Shares
 from evenstride.core.fleet import Fleet, as_array
 from evenstride.core.time_model.estimates import Estimate
@@ -106,17 +108,22 @@ def checked(move: Move, policy: Policy[Any], fleet: Fleet) -> Move:
     applied later, because memory may narrow them at any time.
     """
     shares: tuple[Any, ...] = tuple(move.shares)
-    whole = all(hasattr(share, "__index__") and share >= 0 for share in shares)
+    # Nearly always plain integers, which need no look at each one.
+    plain = {*map(type, shares)} == {int}
+    whole = plain or all(hasattr(share, "__index__") for share in shares)
+    whole = whole and min(shares, default=0) >= 0
     if not whole or len(shares) != len(fleet) or sum(shares) != fleet.global_batch:
         raise ConfigError(
             f"policy {type(policy).__name__} returned the shares {shares}: expected {len(fleet)} "
             f"whole number(s) of at least 0 that sum to the global batch of {fleet.global_batch}"
         )
-    for share, least, worker in zip(shares, fleet.lower.tolist(), fleet.workers, strict=True):
-        if 0 < share < least:
-            raise ConfigError(
-                f"policy {type(policy).__name__} returned a share of {int(share)} for worker "
-                f"{worker.name}: expected 0, or at least its min_share of {least}; keep the shares "
-                "within fleet.lower and fleet.upper, or lower min_share"
-            )
-    return replace(move, shares=tuple(map(int, shares)))
+    split = shares if plain else tuple(map(int, shares))
+    at = as_array(split)
+    for rank in np.flatnonzero((at > 0) & (at < fleet.lower))[:1]:
+        raise ConfigError(
+            f"policy {type(policy).__name__} returned a share of {at[rank]} for worker "
+            f"{fleet.workers[rank].name}: expected 0, or at least its min_share of "
+            f"{fleet.lower[rank]}; keep the shares within fleet.lower and fleet.upper, or lower "
+            "min_share"
+        )
+    return replace(move, shares=split)

@@ -24,7 +24,7 @@ from evenstride.core.formatting import signed_part
 from evenstride.core.policy import Decision, Keep, Move, Situation
 from evenstride.core.spec import check_settings, within
 from evenstride.core.time_model.observation import Measurements
-from evenstride.core.time_model.pooling import pooled
+from evenstride.core.time_model.pooling import Kinds, pooled
 
 # Uncertainty below which measurements need not be frequent.
 _SETTLED_DOUBT = 0.02
@@ -81,17 +81,17 @@ class Adaptive:
     def __post_init__(self) -> None:
         check_settings("policy adaptive", self)
 
-    def init(self, fleet: Fleet) -> tuple[Idle | None, Move]:
+    def init(self, fleet: Fleet) -> tuple[AdaptiveState, Move]:
         """Return the split by declared resources, or the equal split: no times are known yet."""
         # FLOP/s first, because cores say little about a fleet with GPUs.
         declared = split_by("flops", fleet) or split_by("cores", fleet)
         if declared is not None:
             opening = "opening: split by declared resources until times are measured"
-            return None, Move(declared, opening, False)
-        equal = equal_split(fleet)
-        return None, Move(equal, "opening: equal split until times are measured", False)
+            return AdaptiveState(), Move(declared, opening, False)
+        opening = "opening: equal split until times are measured"
+        return AdaptiveState(), Move(equal_split(fleet), opening, False)
 
-    def decide(self, state: Idle | None, situation: Situation) -> tuple[Idle | None, Decision]:
+    def decide(self, state: AdaptiveState, situation: Situation) -> tuple[AdaptiveState, Decision]:
         fleet, estimate = situation.fleet, situation.estimate
         if not estimate.known:
             unknown = fleet.workers[int(np.argmin(estimate.steps))].name
@@ -99,21 +99,39 @@ class Adaptive:
             return state, Keep(reason, settled=False)
         now = as_array(situation.shares)
         # A worker with a share of 0 runs one sample.
-        estimate = pooled(estimate, np.maximum(now, 1) if self.allow_idle else now)
-        outlook = StepForecast(estimate, fleet, self.noise_margin)
+        at = np.maximum(now, 1) if self.allow_idle else now
+        kinds = Kinds.of(estimate.now, at, state.kinds)
+        outlook = StepForecast(pooled(estimate, at, kinds), fleet, self.noise_margin)
 
         def usual(outlook: StepForecast) -> Decision:
             return self._compare(outlook, situation)
 
         if not self.allow_idle:
-            return None, usual(outlook)
-        return weigh(state or Idle(), situation, outlook, self.min_gain, usual)
+            return AdaptiveState(kinds), usual(outlook)
+        idle, decision = weigh(state.idle, situation, outlook, self.min_gain, usual)
+        return AdaptiveState(kinds, idle), decision
+
+    def _good_enough(
+        self, outlook: StepForecast, now: IntArray, now_s: float, gain_s: float
+    ) -> bool:
+        """Return whether the decision is to keep the split, without a search for the best one."""
+        model, at = outlook.estimate.model, np.maximum(now, 1)
+        longest_s = model.makespan_s(at)
+        # Otherwise a trial may be due, or a worker may be starved, although no split gains much.
+        sure = now_s / longest_s - 1.0 < _SETTLED_DOUBT
+        return (
+            sure
+            and not outlook.may_reach(now_s - gain_s)
+            and bool((model.at(_STARVED * at + 1) > longest_s).all())
+        )
 
     def _compare(self, outlook: StepForecast, situation: Situation) -> Decision:
         fleet, estimate, now = situation.fleet, outlook.estimate, as_array(situation.shares)
         now_s = outlook.step_s(now)
-        best, best_s = outlook.best_split(now, now_s)
         step_s = now_s + situation.communication_s
+        if self._good_enough(outlook, now, now_s, self.min_gain * step_s):
+            return Keep(f"no split would make a step {self.min_gain:.1%} shorter", settled=True)
+        best, best_s = outlook.best_split(now, now_s)
         # A fraction of the whole step: if communication dominates, shorter busy times gain little.
         gain = (now_s - best_s) / step_s
         doubt = best_s / estimate.model.makespan_s(np.maximum(best, 1)) - 1.0
@@ -211,6 +229,14 @@ class Idle:
             before[rank] = Away(rank, step + wait, wait, ghost_s)
         late = tuple(pair for pair in self.late if pair[0] not in ranks)
         return Idle(tuple(before[rank] for rank in sorted(before)), late)
+
+
+@dataclass(frozen=True, slots=True)
+class AdaptiveState:
+    """What one decision of `Adaptive` leaves to the next."""
+
+    kinds: Kinds | None = None  # the kinds of workers that it used; ``None`` before the first.
+    idle: Idle = field(default_factory=Idle)
 
 
 def weigh(

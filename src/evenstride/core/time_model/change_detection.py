@@ -113,7 +113,8 @@ def judge(before: Changes, seen: Residuals) -> tuple[Changes, Judgement]:
     fast, slow = _faster(before, seen), seen.slow
     far = fast | slow
     watched = _watched(before, workers, slow)
-    run = _SlowRuns.of(before, seen.at(watched))
+    # Usually no worker is slow.
+    run = _SlowRuns.of(before, seen.at(watched)) if len(watched) else None
     drift = _Drift.of(before, seen, far)
     # Far times are left to the other two tests, which need fewer steps.
     drifting = np.flatnonzero(drift.alarm & ~far)
@@ -123,17 +124,21 @@ def judge(before: Changes, seen: Residuals) -> tuple[Changes, Judgement]:
     length, mean, side = drift.since_begun(drifting)
 
     ratio, averaged = np.where(fast, seen.part, 1.0), steps.astype(np.float64)
-    jumped, confirmed = fast.copy(), watched[run.confirmed]
-    # The whole run shows the new speed, so it counts as that many steps.
-    ratio[confirmed], averaged[confirmed] = run.level[run.confirmed], run.length[run.confirmed]
+    jumped = fast.copy()
+    if run is not None:
+        confirmed = watched[run.confirmed]
+        # The whole run shows the new speed, so it counts as that many steps.
+        ratio[confirmed], averaged[confirmed] = run.level[run.confirmed], run.length[run.confirmed]
+        jumped[confirmed] = True
     ratio[drifting], averaged[drifting] = mean, length
-    jumped[confirmed] = jumped[drifting] = True
+    jumped[drifting] = True
     drifted = np.zeros(len(jumped), dtype=np.int64)
     drifted[drifting] = 1 - 2 * side
 
     after = before.copy()
     after.steps[workers] += steps
-    run.put(after, usual=~far[watched])
+    if run is not None:
+        run.put(after, usual=~far[watched])
     drift.put(after, workers, keep=~jumped, skip=far)
     return after, Judgement(jumped, slow & ~jumped, ratio, averaged, drifted)
 

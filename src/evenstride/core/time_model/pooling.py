@@ -34,6 +34,7 @@ _WIDEST = 0.5  # largest difference of a kind's times (in logarithms), at any un
 _MOST_KINDS = 24
 _TIE = 1.0 - 1e-9
 _MOST = 1024  # workers used to find the kinds; of more, a sample stands for all
+_LONGEST_USE = 8  # decisions for which kinds may be used without being found again
 # Steps of the golden section match no pattern in the order of the workers.
 _PLACES = np.arange(1, _MOST + 1) * 0.6180339887498949 % 1.0
 
@@ -45,26 +46,57 @@ _DOUBTFUL, _DOUBTFUL_STD, _DOUBTFUL_NOISE, _UNCLEAR = 3.0, 0.015, 0.4, 1e3
 _APART = 2.0  # in logarithms; more than the differences of a kind's times
 
 
-def kinds_of(curves: CurveEstimates, shares: IntArray) -> IntArray:
+def kinds_of(curves: CurveEstimates, shares: IntArray, start: IntArray | None = None) -> IntArray:
     """Return the number of each worker's kind, from 0 without gaps, ``(W,)``; all must be known.
 
-    Workers are compared near their own shares. Cost: ``O(W)`` for each halving of the kinds, about
+    Workers are compared near their own shares. ``start`` are kinds to divide further, ``(W,)``;
+    ``None`` begins with all workers in one. Cost: ``O(W)`` for each halving of the kinds, about
     five passes for the maximum of 24.
     """
     some = looked_at(len(shares))
     all_are_seen = len(some) == len(shares)
     seen, theirs = (curves, shares) if all_are_seen else (curves.of(some), shares[some])
-    kinds, mine = np.zeros(len(shares), dtype=np.int64), np.zeros(len(some), dtype=np.int64)
-    uncut, found = np.arange(len(some)), 1
+    kinds = np.zeros(len(shares), dtype=np.int64) if start is None else start
+    mine = kinds if all_are_seen else kinds[some]
+    uncut, found = np.arange(len(some)), int(kinds.max()) + 1
     while len(uncut) and found < _MOST_KINDS:
         # `reduceat` sums over neighbours, so the members of a kind must be adjacent.
-        uncut = uncut[np.argsort(mine[uncut], kind="stable")]
+        uncut = uncut[mine[uncut].argsort(kind="stable")]
         cuts = _Cuts.of(seen.of(uncut), theirs[uncut], mine[uncut], found)
+        if cuts.found == found:
+            break
         uncut, found = uncut[np.isfinite(cuts.limit_s[mine[uncut]])], cuts.found
         mine = cuts.applied(seen, mine)
         # Kinds found on a sample are limits of time, so they apply to all the others.
         kinds = mine if all_are_seen else cuts.applied(curves, kinds)
     return kinds
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Kinds:
+    """The kinds of workers, which decisions use until one of them fails its test."""
+
+    each: IntArray  # number of each worker's kind, ``(W,)``.
+    count: int = 1  # number of kinds.
+    # Number of decisions for which they are used before all are found again. It doubles if they
+    # were found the same; otherwise a worker whose speed has just changed may be misplaced.
+    period: int = 1
+    left: int = 0  # how many of these are left.
+
+    @classmethod
+    def of(cls, curves: CurveEstimates, shares: IntArray, before: Kinds | None = None) -> Kinds:
+        """Return the kinds for a decision; ``before`` are those of the previous one."""
+        if before is None or len(before.each) != len(shares):
+            before = cls(np.zeros(len(shares), dtype=np.int64))
+        # Kinds that have become one do not fail the test, so it does not replace a new search.
+        if before.left and kinds_of(curves, shares, before.each) is before.each:
+            return replace(before, left=before.left - 1)
+        each = kinds_of(curves, shares)
+        count = int(each.max()) + 1
+        # More kinds than can be told apart never come out the same twice.
+        same = count == before.count == _MOST_KINDS or np.array_equal(each, before.each)
+        period = min(2 * before.period, _LONGEST_USE) if same else 1
+        return cls(each, count, period, period - 1)
 
 
 @lru_cache(maxsize=4)
@@ -112,6 +144,8 @@ class _Cuts:
         apart -= np.minimum.reduceat(level, parts.starts, axis=1)
         # Very uncertain workers never scatter more than chance allows, however different they are.
         differ = (excess(scatter, parts.counts) > 0) | (apart > _WIDEST)
+        if not differ.any():
+            return cls._through(parts.kinds[:0], places[0, :0], places[0, :0], found)
         # At the first place where they differ: with only one place, a worker that became slow was
         # pooled with slow workers whose curves have another shape.
         at = differ.argmax(axis=0)
@@ -194,14 +228,17 @@ class _Parts:
         return running - (running - values)[self.starts][self.each]
 
 
-def pooled(estimate: Estimate, shares: IntArray) -> Estimate:
+def pooled(estimate: Estimate, shares: IntArray, kinds: Kinds | None = None) -> Estimate:
     """Return the estimate with each worker, all of them known, at the mean of its kind.
 
-    Workers are compared near their own shares. Cost: ``O(W)``, vectorised; see `kinds_of`.
+    Workers are compared near their own shares. Without ``kinds``, they are found first. Cost:
+    ``O(W)``, vectorised; see `kinds_of`.
     """
-    kinds = kinds_of(estimate.now, shares)
-    stray = _stray(estimate.now, shares, np.sqrt(estimate.noise), kinds)
-    return replace(estimate, now=_drawn_together(estimate.now, shares, kinds, stray))
+    kinds = kinds or Kinds.of(estimate.now, shares)
+    if kinds.count == len(shares):  # each is alone
+        return estimate
+    stray = _stray(estimate.now, shares, np.sqrt(estimate.noise), kinds.each)
+    return replace(estimate, now=_drawn_together(estimate.now, shares, kinds.each, stray))
 
 
 def _stray(

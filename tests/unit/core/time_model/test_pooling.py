@@ -10,7 +10,7 @@ from evenstride.core.fleet import FloatArray
 from evenstride.core.time_model.estimates import CurveEstimates, Estimate
 from evenstride.core.time_model.kalman import learn_times
 from evenstride.core.time_model.observation import Measurements
-from evenstride.core.time_model.pooling import pooled
+from evenstride.core.time_model.pooling import Kinds, pooled
 
 
 def _estimate(time_s: FloatArray, steps: int, noise: float | FloatArray, seed: int = 0) -> Estimate:
@@ -132,3 +132,45 @@ def test_a_worker_that_outweighs_all_others_stays_unchanged() -> None:
         assert np.isfinite(together.now.rows).all()
         assert np.allclose(together.now.rows[:, 0], rows[:, 0], rtol=1e-12, atol=0.0)
         assert np.allclose(_times(together, 3), time_s, rtol=1e-6)
+
+
+def _levels(*time_s: float) -> CurveEstimates:
+    """Return well-known curves of workers with these times at a share of 64."""
+    level = np.array(time_s)
+    curves = CurveEstimates.certain(0.3 * level, 0.7 * level / 64)
+    return curves.times(1.0, np.full(len(time_s), 1e-6))
+
+
+def test_kinds_are_used_again_ever_longer_while_they_stay_the_same() -> None:
+    curves, shares = _levels(0.05, 0.05, 0.08, 0.08), np.full(4, 64)
+    kinds: Kinds | None = None
+    searched = []
+    for decision in range(40):
+        before, kinds = kinds, Kinds.of(curves, shares, kinds)
+        if before is None or kinds.each is not before.each:
+            searched.append(decision)
+
+    assert kinds is not None and kinds.each.tolist() == [0, 0, 1, 1]
+    assert searched == [0, 1, 3, 7, 15, 23, 31, 39]
+
+
+def test_a_kind_that_fails_its_test_is_found_again_at_once() -> None:
+    shares, kinds = np.full(4, 64), None
+    for _ in range(10):
+        kinds = Kinds.of(_levels(0.05, 0.05, 0.05, 0.05), shares, kinds)
+    assert kinds is not None and kinds.left > 2
+
+    kinds = Kinds.of(_levels(0.05, 0.05, 0.05, 0.09), shares, kinds)
+
+    assert kinds.each.tolist() == [0, 0, 0, 1]
+    assert kinds.period == 1, "they may be others after the next time"
+
+
+def test_workers_that_become_equal_are_one_kind_after_a_while() -> None:
+    shares, kinds = np.full(4, 64), None
+    for _ in range(20):
+        kinds = Kinds.of(_levels(0.05, 0.05, 0.05, 0.09), shares, kinds)
+    for _ in range(8):
+        kinds = Kinds.of(_levels(0.05, 0.05, 0.05, 0.05), shares, kinds)
+
+    assert kinds is not None and kinds.count == 1
