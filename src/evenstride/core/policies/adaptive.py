@@ -21,6 +21,7 @@ from evenstride.core.allocation.step_forecast import StepForecast
 from evenstride.core.arrays import IntArray, Mask
 from evenstride.core.fleet import Fleet, as_array, as_shares
 from evenstride.core.formatting import signed_part
+from evenstride.core.policies.supervisor import Supervisor
 from evenstride.core.policy import Decision, Keep, Move, Situation
 from evenstride.core.spec import check_settings, within
 from evenstride.core.time_model.observation import Measurements
@@ -81,22 +82,27 @@ class Adaptive:
     def __post_init__(self) -> None:
         check_settings("policy adaptive", self)
 
-    def init(self, fleet: Fleet) -> tuple[Idle | None, Move]:
+    def init(self, fleet: Fleet) -> tuple[Known, Move]:
         """Return the split by declared resources, or the equal split: no times are known yet."""
         # FLOP/s first, because cores say little about a fleet with GPUs.
         declared = split_by("flops", fleet) or split_by("cores", fleet)
         if declared is not None:
             opening = "opening: split by declared resources until times are measured"
-            return None, Move(declared, opening, False)
+            return Known(), Move(declared, opening, False)
         equal = equal_split(fleet)
-        return None, Move(equal, "opening: equal split until times are measured", False)
+        return Known(), Move(equal, "opening: equal split until times are measured", False)
 
-    def decide(self, state: Idle | None, situation: Situation) -> tuple[Idle | None, Decision]:
+    def decide(self, state: Known, situation: Situation) -> tuple[Known, Decision]:
         fleet, estimate = situation.fleet, situation.estimate
         if not estimate.known:
             unknown = fleet.workers[int(np.argmin(estimate.steps))].name
             reason = f"no step of worker {unknown} has been measured yet"
             return state, Keep(reason, settled=False)
+        state = state.after(situation)
+        supervisor, measured = state.supervisor.judged(situation)
+        state = replace(state, supervisor=supervisor)
+        if measured is not None:
+            return state, measured
         now = as_array(situation.shares)
         # A worker with a share of 0 runs one sample.
         estimate = pooled(estimate, np.maximum(now, 1) if self.allow_idle else now)
@@ -106,8 +112,9 @@ class Adaptive:
             return self._compare(outlook, situation)
 
         if not self.allow_idle:
-            return None, usual(outlook)
-        return weigh(state or Idle(), situation, outlook, self.min_gain, usual)
+            return state, usual(outlook)
+        idle, decision = weigh(state.idle, situation, outlook, self.min_gain, usual)
+        return replace(state, idle=idle), decision
 
     def _compare(self, outlook: StepForecast, situation: Situation) -> Decision:
         fleet, estimate, now = situation.fleet, outlook.estimate, as_array(situation.shares)
@@ -211,6 +218,19 @@ class Idle:
             before[rank] = Away(rank, step + wait, wait, ghost_s)
         late = tuple(pair for pair in self.late if pair[0] not in ranks)
         return Idle(tuple(before[rank] for rank in sorted(before)), late)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Known:
+    """What `Adaptive` knows in addition to the estimate."""
+
+    supervisor: Supervisor = Supervisor()
+    idle: Idle = Idle()
+
+    def after(self, situation: Situation) -> Known:
+        # A worker that is left out or on trial makes steps longer on purpose.
+        supervisor = Supervisor() if self.idle.away else self.supervisor.after(situation)
+        return replace(self, supervisor=supervisor)
 
 
 def weigh(
