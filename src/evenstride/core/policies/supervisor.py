@@ -29,9 +29,9 @@ _SURE_STD, _LEAST = 3.0, 0.005
 _MEDIAN_COST = 1.25
 # Steps of a split that are no slower than before, after which it counts as the better one.
 _ENOUGH = 3
-# A first step at a new share is left out if it takes this many times as long as before, and as long
-# as fewer than this many of them follow each other.
-_SLOW_FIRST, _MOST_SLOW_FIRSTS = 1.25, 1
+# First steps at new shares are left out, unless they have been shown to be as fast as later ones; at
+# most this many in a row, and one that takes this many times as long only if it is the first one.
+_SLOW_FIRST, _MOST_SLOW_FIRSTS = 1.25, 3
 # After a split that was worse, the shares stay for this many steps; for twice as many each further
 # time; and until the time that it cost is this part of the time since.
 _STAYS, _MOST_STAYS, _BUDGET = 16, 65_536, 0.005
@@ -218,8 +218,9 @@ class Supervisor:
         least_s = seen.at_least_s(better.shares)
         more_s = longest_s - np.maximum(least_s, better.step_s)
         if new:
+            free = bool((estimate.firsts.cost < 0).all())
             slow = longest_s[0] > _SLOW_FIRST * better.step_s
-            begin = int(slow and slow_firsts < _MOST_SLOW_FIRSTS)
+            begin = int(not free and slow_firsts < (1 if slow else _MOST_SLOW_FIRSTS))
             slow_firsts = slow_firsts + 1 if begin else 0
         logs = np.log(longest_s[begin:]).tolist()
         least = np.log(np.maximum(least_s[begin:], 1e-9)).tolist()

@@ -162,7 +162,7 @@ def test_a_recovery_that_ghosts_do_not_show_is_noticed_by_trying() -> None:
     plant = Ghosts([0.01] * 3 + [0.3], [0.005] * 3 + [0.06])
     plant.run(30, 4)
     assert left_out(plant) == [3]
-    (away,) = plant.control.policy_state.away
+    (away,) = plant.control.policy_state.idle.away
     plant.per_sample_s[3] = 0.0005  # 0.36 s with a ghost before, 0.3005 s now
 
     plant.run(-(-away.again // 4) + 20, 4)
