@@ -21,6 +21,7 @@ from evenstride.core.allocation.step_forecast import StepForecast
 from evenstride.core.arrays import IntArray, Mask
 from evenstride.core.fleet import Fleet, as_array, as_shares
 from evenstride.core.formatting import signed_part
+from evenstride.core.policies.supervisor import Supervisor
 from evenstride.core.policy import Decision, Keep, Move, Situation
 from evenstride.core.spec import check_settings, within
 from evenstride.core.time_model.observation import Measurements
@@ -97,6 +98,11 @@ class Adaptive:
             unknown = fleet.workers[int(np.argmin(estimate.steps))].name
             reason = f"no step of worker {unknown} has been measured yet"
             return state, Keep(reason, settled=False)
+        state = state.after(situation)
+        supervisor, measured = state.supervisor.judged(situation)
+        state = replace(state, supervisor=supervisor)
+        if measured is not None:
+            return state, measured
         now = as_array(situation.shares)
         # A worker with a share of 0 runs one sample.
         at = np.maximum(now, 1) if self.allow_idle else now
@@ -107,9 +113,9 @@ class Adaptive:
             return self._compare(outlook, situation)
 
         if not self.allow_idle:
-            return AdaptiveState(kinds), usual(outlook)
+            return replace(state, kinds=kinds), usual(outlook)
         idle, decision = weigh(state.idle, situation, outlook, self.min_gain, usual)
-        return AdaptiveState(kinds, idle), decision
+        return replace(state, kinds=kinds, idle=idle), decision
 
     def _good_enough(
         self, outlook: StepForecast, now: IntArray, now_s: float, gain_s: float
@@ -231,12 +237,18 @@ class Idle:
         return Idle(tuple(before[rank] for rank in sorted(before)), late)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class AdaptiveState:
     """What one decision of `Adaptive` leaves to the next."""
 
     kinds: Kinds | None = None  # the kinds of workers that it used; ``None`` before the first.
-    idle: Idle = field(default_factory=Idle)
+    idle: Idle = Idle()
+    supervisor: Supervisor = Supervisor()
+
+    def after(self, situation: Situation) -> AdaptiveState:
+        # A worker that is left out or on trial makes steps longer on purpose.
+        supervisor = Supervisor() if self.idle.away else self.supervisor.after(situation)
+        return replace(self, supervisor=supervisor)
 
 
 def weigh(

@@ -329,11 +329,13 @@ class Firsts:
     # First steps that were slow without a change of speed, minus those that were not; kept within
     # ``_COST``.
     cost: IntArray
+    extra_s: FloatArray  # how much longer a first step takes than the second, in seconds, smoothed
 
     @classmethod
     def none(cls, workers: int) -> Firsts:
-        none = np.zeros(workers, dtype=np.int64)
-        return cls(none, np.zeros((_HAD, workers), dtype=np.int64), none, np.zeros(workers), none)
+        none, none_s = np.zeros(workers, dtype=np.int64), np.zeros(workers)
+        had = np.zeros((_HAD, workers), dtype=np.int64)
+        return cls(none, had, none, none_s, none, none_s)
 
     def new(self, workers: IntArray, shares: IntArray) -> Mask:
         new = self.share[workers] != shares
@@ -341,6 +343,13 @@ class Firsts:
         # A share that the worker had before is warm for compilers and allocators.
         new[at] = (self.had[:, workers[at]] != shares[at]).all(axis=0)
         return np.asarray(new)
+
+    def split_s(self, shares: IntArray) -> float:
+        """Return the additional seconds of the first step of a split."""
+        workers = np.flatnonzero(self.extra_s * (shares > 0))
+        new = workers[self.new(workers, shares[workers])] if len(workers) else workers
+        # The workers compile at the same time, and the others wait.
+        return float(self.extra_s[new].max(initial=0.0))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

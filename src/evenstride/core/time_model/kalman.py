@@ -90,6 +90,7 @@ class _First:
     new: Mask  # whether the share is new to the worker
     open: Mask  # whether it is a single step, slow at a new share: the next one decides
     dropped: Mask  # whether its slow first step was left out because later ones were normal
+    over_s: FloatArray  # by how much that one was longer, in seconds
 
     @classmethod
     def of(
@@ -108,7 +109,8 @@ class _First:
         # If there are several steps, the later ones show whether only the first was slow.
         shorter = measured.without_slow_first(turn[slow & ~alone], _SLOW_FIRST)
         dropped = shorter.steps[turn] < measured.steps[turn]
-        return cls(workers, new, slow & alone, dropped), shorter
+        over_s = np.where(dropped, measured.first_s(turn) - shorter.median_s[turn], 0.0)
+        return cls(workers, new, slow & alone, dropped, over_s), shorter
 
     def excused(self, estimate: Estimate) -> Mask:
         """Return which slow steps may be caused by the share alone."""
@@ -188,7 +190,14 @@ def _firsts_after(before: Firsts, batch: _Batch, first: _First) -> Firsts:
     # The very first step of a worker has no prediction to compare with.
     known = before.share[w] > 0
     cost[w] = np.clip(cost[w] + known * (1 * costly - 1 * cheap), *_COST)
-    return Firsts(share, had, row, slow_s, cost)
+    over_s = np.where(second & costly, before_s - batch.time_s, first.over_s)
+    extra_s, known_s = before.extra_s, before.extra_s[w]
+    if costly.any() or (known_s * cheap).any():
+        extra_s = extra_s.copy()
+        # The very first cost counts as it is; a mean follows the later ones.
+        mean_s = np.where(known_s > 0, 0.5 * (known_s + over_s), over_s)
+        extra_s[w] = np.where(costly | cheap, mean_s, known_s)
+    return Firsts(share, had, row, slow_s, cost, extra_s)
 
 
 def _begin(estimate: Estimate, batch: _Batch) -> Estimate:

@@ -1,0 +1,364 @@
+"""Compare measured steps before and after each change of the split, and go back if it was worse.
+
+A model may be wrong in ways that no test of it shows: the times of a GPU rise in stairs, a cache or
+a memory overflows at some share. A `Supervisor` uses no model. Its evidence is the longest busy
+time of each step, and one fact: a worker does not get faster with more samples. So the workers that
+had no more samples in a step than in an earlier split bound that split's time from below, also
+after all of them have become slower.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from math import ceil, exp, log, sqrt
+
+import numpy as np
+
+from evenstride.core.allocation.speedup import equal_split
+from evenstride.core.arrays import FloatArray, IntArray
+from evenstride.core.fleet import Fleet, as_array, as_shares
+from evenstride.core.policy import Decision, Keep, Move, Situation
+from evenstride.core.time_model.estimates import Estimate
+from evenstride.core.time_model.observation import Measurements
+
+_RECENT = 16  # steps of a split that count
+# A split is worse, or better, if it is so by this many standard errors and this part of a step.
+_SURE_STD, _LEAST = 3.0, 0.005
+# A median is less certain than a mean by this factor.
+_MEDIAN_COST = 1.25
+# Steps of a split that are no slower than before, after which it counts as the better one.
+_ENOUGH = 3
+# First steps at new shares are left out, unless they have been shown to be as fast as later ones; at
+# most this many in a row, and one that takes this many times as long only if it is the first one.
+_SLOW_FIRST, _MOST_SLOW_FIRSTS = 1.25, 3
+# After a split that was worse, the shares stay for this many steps; for twice as many each further
+# time; and until the time that it cost is this part of the time since.
+_STAYS, _MOST_STAYS, _BUDGET = 16, 65_536, 0.005
+# Part of the measured gain over the equal split that may be spent on trials, too.
+_OF_GAIN = 0.25
+# A worker's speed has changed if its time has, by this many standard deviations and this part.
+_CHANGED_STD, _CHANGED = 5.0, 0.10
+_AGAIN = 4  # steps of a split after which it is known again
+# Steps of the equal split that a run may lose before the bound on the regret applies, and the part
+# of the run that an earlier gain makes up for.
+_ALLOWED, _CREDIT = 4.0, 0.01
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Stretch:
+    """Successive steps at one split, each measured by all workers that had samples."""
+
+    first: int  # the first step
+    shares: IntArray  # ``(W,)``
+    busy_s: FloatArray  # ``(steps, W)``; 0 for a worker without samples
+
+    def longest_s(self) -> FloatArray:
+        return np.asarray(self.busy_s.max(axis=1))
+
+    def at_least_s(self, other: IntArray) -> FloatArray:
+        """Return the shortest times that the same steps may have taken at another split."""
+        # Those with as many samples or fewer would not have been faster with the other's shares.
+        fewer = self.shares <= other
+        return np.asarray(self.busy_s[:, fewer].max(axis=1, initial=0.0))
+
+
+def stretches(seen: Measurements, fleet: Fleet) -> Iterator[Stretch]:
+    """Yield the whole steps among some measurements, in order; partly reported ones are left out.
+
+    Cost:
+        ``O(n W)`` for ``n`` steps.
+    """
+    if not len(seen):
+        return
+    steps = seen.step_of_times()
+    numbers, row = np.unique(steps, return_inverse=True)
+    owner = np.repeat(np.arange(len(seen)), seen.steps)
+    shape = len(numbers), len(fleet)
+    shares, busy_s = np.zeros(shape, dtype=np.int64), np.zeros(shape)
+    at = row, seen.worker[owner]
+    shares[at] = seen.share[owner]
+    # A placeholder of a worker without samples is no part of the split.
+    busy_s[at] = np.where(seen.share[owner] > 0, seen.busy_s, 0.0)
+    whole = shares.sum(axis=1) == fleet.global_batch
+    odd = ~seen.modelled & (seen.share > 0)
+    whole[row[odd[owner]]] = False
+    numbers, shares, busy_s = numbers[whole], shares[whole], busy_s[whole]
+    begins = np.flatnonzero(np.r_[True, (shares[1:] != shares[:-1]).any(axis=1)])
+    for begin, end in zip(begins, [*begins[1:], len(numbers)], strict=True):
+        if end > begin:
+            yield Stretch(int(numbers[begin]), shares[begin], busy_s[begin:end])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Tried:
+    """A split, and its latest measured steps."""
+
+    shares: IntArray  # ``(W,)``
+    logs: tuple[float, ...]  # logarithms of their longest times in seconds, of the latest `_RECENT`
+    busy_s: FloatArray  # times of its latest few steps, ``(n, W)``
+    steps: int  # number of its steps since it was last adopted
+
+    @classmethod
+    def of(cls, seen: Stretch) -> Tried:
+        logs = tuple(np.log(seen.longest_s()[-_RECENT:]).tolist())
+        return cls(seen.shares, logs, seen.busy_s[-_ENOUGH:], len(seen.busy_s))
+
+    def after(self, seen: Stretch, noise: float) -> Tried:
+        """Return it after more steps; ``noise`` is the standard deviation of a worker's times."""
+        more = Tried.of(seen)
+        logs = _alike((*self.logs, *more.logs)[-_RECENT:], noise)
+        busy_s = np.concatenate([self.busy_s, more.busy_s])[-_ENOUGH:]
+        return Tried(self.shares, logs, busy_s, self.steps + more.steps)
+
+    @property
+    def step_s(self) -> float:
+        return exp(_median(self.logs))
+
+    @property
+    def each_s(self) -> FloatArray:
+        return np.asarray(np.median(self.busy_s, axis=0))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Away:
+    """Steps since the better split was left, at other splits."""
+
+    now: Tried  # the split of the latest ones
+    # Logarithms of the longest times in seconds, of the latest `_RECENT`.
+    logs: tuple[float, ...] = ()
+    least: tuple[float, ...] = ()  # the same of what the better split would have taken, at least
+    here: int = 0  # number of these that are at the latest split
+    slow_firsts: int = 0  # number of slow first steps in a row that were left out
+    cost_s: float = 0.0  # additional time of all of them
+
+    def compared(self, other: Tried, estimate: Estimate, count: int) -> tuple[float, float]:
+        """Return by how much the latest steps are slower, in logarithms, and how uncertain."""
+        count = min(count, len(self.logs))
+        if not count:
+            return 0.0, 1.0
+        return compared(self.logs[-count:], self.least[-count:], other, estimate)
+
+    def surely_worse(self, other: Tried, estimate: Estimate) -> float | None:
+        """Return by how much these steps are slower than another split, if that is certain."""
+        for count in (self.here, len(self.logs)):
+            off, std = self.compared(other, estimate, count)
+            sure = count > 1 and off > _SURE_STD * std + _LEAST
+            if sure or (count >= _RECENT and off > _LEAST):
+                return off
+            if off < -std:  # the latest split is better than those before it
+                return None
+        return None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Hold:
+    """The shares stay, because another split was worse."""
+
+    begun: int  # the step at which it began
+    until: int  # the step from which on another split is tried
+    reason: str
+    each_s: FloatArray  # times of the workers at the split that is kept, ``(W,)``
+    steps: int  # how many steps of the split these times were the latest of
+    other: float  # logarithm of what a step took at the other split, in seconds
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Supervisor:
+    """What the splits of a fleet have been measured to take.
+
+    It compares the steps since the latest change with the split before it. If they take longer, it
+    goes back, and no split is tried until the time that this has cost is a small part of the run:
+    for twice as many steps each further time. It compares all splits with the equal one, too.
+    """
+
+    better: Tried | None = None  # the best split measured so far
+    equal: Tried | None = None  # the equal split
+    away: Away | None = None  # ``None`` at the best split
+    hold: Hold | None = None
+    failures: int = 0  # number of splits in a row that were worse
+    debt_s: float = 0.0  # what they cost
+    # Time lost against the equal split, and time of all steps.
+    regret_s: float = 0.0
+    total_s: float = 0.0
+
+    def after(self, situation: Situation) -> Supervisor:
+        """Return the state after some more measurements."""
+        state = self
+        for seen in stretches(situation.observations, situation.fleet):
+            state = state._with_equal(seen, situation.fleet, _noise(situation.estimate))
+            state = state._after(seen, situation.estimate)
+        return state
+
+    def _after(self, seen: Stretch, estimate: Estimate) -> Supervisor:
+        better = self.better
+        if better is None:
+            return replace(self, better=Tried.of(seen))
+        if (seen.shares == better.shares).all():
+            # What it took before the other splits is no longer certain.
+            back = self.away is not None and self.hold is not None
+            known = Tried.of(seen) if back else better.after(seen, _noise(estimate))
+            return replace(self, better=known, away=None)._waiting(estimate)
+        away = self._farther(seen, better, estimate)
+        state = replace(self, away=away)
+        if self.hold is not None:  # measured before the return took effect
+            return state._owing(away.cost_s - (self.away.cost_s if self.away else 0.0))
+        off, std = away.compared(better, estimate, away.here)
+        calm = away.here >= _ENOUGH and off <= std
+        if calm or (away.here >= _RECENT and off <= _LEAST):
+            failures = 0 if off < -(_SURE_STD * std + _LEAST) else state.failures
+            return replace(state, better=away.now, away=None, failures=failures)
+        return state
+
+    def _farther(self, seen: Stretch, better: Tried, estimate: Estimate) -> Away:
+        before, longest_s = self.away, seen.longest_s()
+        new = before is None or bool((before.now.shares != seen.shares).any())
+        now = Tried.of(seen) if before is None or new else before.now.after(seen, _noise(estimate))
+        slow_firsts, begin = 0 if before is None else before.slow_firsts, 0
+        least_s = seen.at_least_s(better.shares)
+        more_s = longest_s - np.maximum(least_s, better.step_s)
+        if new:
+            free = bool((estimate.firsts.cost < 0).all())
+            slow = longest_s[0] > _SLOW_FIRST * better.step_s
+            begin = int(not free and slow_firsts < (1 if slow else _MOST_SLOW_FIRSTS))
+            slow_firsts = slow_firsts + 1 if begin else 0
+        logs = np.log(longest_s[begin:]).tolist()
+        least = np.log(np.maximum(least_s[begin:], 1e-9)).tolist()
+        cost_s = float(more_s[begin:].sum())
+        if before is None:
+            before = Away(now)
+        return Away(
+            now,
+            (*before.logs, *logs)[-_RECENT:],
+            (*before.least, *least)[-_RECENT:],
+            len(logs) + (0 if new else before.here),
+            slow_firsts,
+            before.cost_s + cost_s,
+        )
+
+    def _with_equal(self, seen: Stretch, fleet: Fleet, noise: float) -> Supervisor:
+        longest_s = seen.longest_s()
+        total_s = self.total_s + float(longest_s.sum())
+        equal = as_array(equal_split(fleet)) if self.equal is None else self.equal.shares
+        if (seen.shares == equal).all():
+            known = Tried.of(seen) if self.equal is None else self.equal.after(seen, noise)
+            return replace(self, equal=known, total_s=total_s)
+        if self.equal is None:
+            return replace(self, total_s=total_s)
+        least_s = np.maximum(seen.at_least_s(equal), self.equal.step_s)
+        regret_s = self.regret_s + float((longest_s - least_s).sum())
+        return replace(self, total_s=total_s, regret_s=max(regret_s, -_CREDIT * total_s))
+
+    def _owing(self, cost_s: float) -> Supervisor:
+        assert self.hold is not None
+        debt_s = max(self.debt_s + cost_s, 0.0)
+        hold = replace(self.hold, until=self._until(self.hold.begun, debt_s, self.failures))
+        return replace(self, debt_s=debt_s, hold=hold)
+
+    def _until(self, step: int, debt_s: float, failures: int) -> int:
+        """Return the step until which the shares stay."""
+        assert self.better is not None
+        step_s = self.better.step_s
+        gain = 0.0 if self.equal is None else max(self.equal.step_s / step_s - 1.0, 0.0)
+        repaid = ceil(debt_s / (step_s * (_BUDGET + _OF_GAIN * gain)))
+        stays = max(_STAYS * 2 ** min(failures - 1, 12), repaid)
+        return step + min(stays, _MOST_STAYS)
+
+    def _waiting(self, estimate: Estimate) -> Supervisor:
+        """Return the state after more steps of the split that is kept."""
+        hold, better = self.hold, self.better
+        if hold is None or better is None or better.steps < _ENOUGH:
+            return self
+        part = 1.0 / _ENOUGH + 1.0 / min(hold.steps, _ENOUGH)
+        off = np.abs(np.log(np.maximum(better.each_s, 1e-9) / np.maximum(hold.each_s, 1e-9)))
+        changed = off > np.maximum(_CHANGED_STD * np.sqrt(estimate.noise * part), _CHANGED)
+        slower = _median(better.logs) > hold.other + _CHANGED_STD * _noise(estimate) * sqrt(part)
+        if slower or changed.any():
+            # A speed has changed, so the other split may be the better one now.
+            return replace(self, hold=None, debt_s=0.0, failures=max(0, self.failures - 1))
+        if hold.steps < _AGAIN <= better.steps:
+            return replace(self, hold=replace(hold, each_s=better.each_s, steps=better.steps))
+        return self
+
+    def judged(self, situation: Situation) -> tuple[Supervisor, Decision | None]:
+        """Return the decision if the measured steps leave no choice."""
+        better, estimate, state = self.better, situation.estimate, self
+        if better is None or not _fits(better.shares, situation.fleet):
+            return Supervisor(equal=self.equal), None
+        if state.hold is not None and situation.step >= state.hold.until:
+            state = replace(state, hold=None, debt_s=0.0)
+        if state.hold is not None:
+            if as_shares(better.shares) != situation.shares:
+                return state, None
+            return state, Keep(f"{state.hold.reason}; it stays until step {state.hold.until}")
+        if state.away is not None:
+            off = state.away.surely_worse(better, estimate)
+            if off is not None and as_shares(better.shares) != situation.shares:
+                return state._back(situation.step, off)
+            if state.away.slow_firsts and as_shares(state.away.now.shares) == situation.shares:
+                reason = "the first step at this split took long; the next ones show whether all do"
+                return state, Keep(reason, settled=False)
+        return state, None
+
+    def _back(self, step: int, off: float) -> tuple[Supervisor, Decision]:
+        better, away = self.better, self.away
+        assert better is not None
+        assert away is not None
+        failures, debt_s = self.failures + 1, self.debt_s + max(away.cost_s, 0.0)
+        until = self._until(step, debt_s, failures)
+        reason = f"steps measured {exp(off) - 1:.1%} longer at another split"
+        hold = Hold(step, until, reason, better.each_s, better.steps, _median(away.logs))
+        state = replace(self, hold=hold, failures=failures, debt_s=debt_s)
+        return state, Move(as_shares(better.shares), f"back to an earlier split: {reason}", False)
+
+
+def compared(
+    logs: tuple[float, ...], least: tuple[float, ...], other: Tried, estimate: Estimate
+) -> tuple[float, float]:
+    """Return by how much some steps are slower than a split, in logarithms, and how uncertain.
+
+    ``logs`` are logarithms of their longest times, ``least`` of the shortest possible times of the
+    same steps at the other split.
+    """
+    if not logs:
+        return 0.0, 1.0
+    std = _spread(logs, other.logs, _noise(estimate))
+    std *= _MEDIAN_COST * sqrt(1.0 / len(logs) + 1.0 / len(other.logs))
+    usual, bound = _median(other.logs), _median(least)
+    # Noise alone puts the bound above the usual time now and then.
+    return _median(logs) - (bound if bound > usual + std else usual), std
+
+
+def _fits(shares: IntArray, fleet: Fleet) -> bool:
+    whole = len(shares) == len(fleet) and int(shares.sum()) == fleet.global_batch
+    return whole and bool(((fleet.lower <= shares) & (shares <= fleet.upper)).all())
+
+
+def _alike(logs: tuple[float, ...], noise: float) -> tuple[float, ...]:
+    """Return the latest values that are not from before a change of speed."""
+    for count in range(2, len(logs) - 1):
+        early, late = logs[:-count], logs[-count:]
+        usual, off = _median(early), max(_CHANGED_STD * noise / sqrt(count), _CHANGED / 2)
+        if min(late) > usual + off or max(late) < usual - off:
+            return late
+    return logs
+
+
+def _median(values: tuple[float, ...]) -> float:
+    # The lower one of two, because a single spike among two steps must not decide.
+    return sorted(values)[(len(values) - 1) // 2]
+
+
+def _noise(estimate: Estimate) -> float:
+    return sqrt(float(np.median(estimate.noise)))
+
+
+def _spread(one: tuple[float, ...], other: tuple[float, ...], prior: float) -> float:
+    """Return the standard deviation of the logarithms of two splits' steps."""
+    away = [abs(x - _median(values)) for values in (one, other) for x in values]
+    known = len(away) - 2
+    if known < 4:
+        return prior
+    # The two that are their own medians say nothing.
+    return max(1.4826 * sorted(away)[2 + (known - 1) // 2], 0.2 * prior, 1e-3)
+
