@@ -98,6 +98,12 @@ class Adaptive:
             reason = f"no step of worker {unknown} has been measured yet"
             return state, Keep(reason, settled=False)
         now = as_array(situation.shares)
+        if (unclear := estimate.seen.unclear).any():
+            some = fleet.workers[int(unclear.argmax())].name
+            reason = (
+                f"worker {some} is slow with more samples: its next step shows whether it stays"
+            )
+            return state, Keep(reason, settled=False)
         # A worker with a share of 0 runs one sample.
         estimate = pooled(estimate, np.maximum(now, 1) if self.allow_idle else now)
         outlook = StepForecast(estimate, fleet, self.noise_margin)

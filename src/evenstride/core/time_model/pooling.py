@@ -199,6 +199,7 @@ def pooled(estimate: Estimate, shares: IntArray) -> Estimate:
 
     Workers are compared near their own shares. Cost: ``O(W)``, vectorised; see `kinds_of`.
     """
+    shares = estimate.counted(shares)
     kinds = kinds_of(estimate.now, shares)
     stray = _stray(estimate.now, shares, np.sqrt(estimate.noise), kinds)
     return replace(estimate, now=_drawn_together(estimate.now, shares, kinds, stray))
