@@ -6,7 +6,7 @@ Times are known only roughly, so the expected step time is the expected maximum 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -142,7 +142,8 @@ class StepForecast:
                 found = self._better(found, _latest(self.estimate, now, found[0], std))
         if self.noise_margin:
             late_s = 1.0 + self.noise_margin * np.sqrt(self.estimate.noise)
-            early = TimeModel.affine(model.fixed_s * late_s, model.per_sample_s * late_s)
+            line_s = model.fixed_s * late_s, model.per_sample_s * late_s
+            early = replace(model, fixed_s=line_s[0], per_sample_s=line_s[1])
             found = self._better(found, early)
         return found
 
@@ -161,10 +162,13 @@ class StepForecast:
         if not ((self.estimate.firsts.share == now) | (now == 0)).all():
             return None  # the current split has not been measured yet
         at, curves = np.maximum(now, 1), self.estimate.now
-        now_s, std = self.estimate.model.at(at), curves.relative_std(at)
+        now_s, std = self.estimate.model.at(at), self.estimate.relative_std(at)
         # At most as steep as through the origin, because no fixed time is below 0.
-        slope = np.minimum(curves.per_sample_s + np.sqrt(curves.rows[4]), now_s / at)
-        model = TimeModel.affine(now_s - slope * at, slope)
+        whole = self.estimate.counted(at)
+        slope = np.minimum(curves.per_sample_s + np.sqrt(curves.rows[4]), now_s / whole)
+        model = replace(
+            self.estimate.model, fixed_s=now_s - slope * whole, per_sample_s=slope, limits=None
+        )
         upper = np.minimum(self.upper, (at * (now_s.max() / now_s)).astype(np.int64))
         # A worker keeps at least its share: rounded down, the slack may be less.
         bounds = self.lower, np.maximum(upper, np.minimum(now, self.upper))
@@ -198,10 +202,12 @@ def _late_std(workers: int) -> float:
 
 def _latest(estimate: Estimate, now: IntArray, best: IntArray, std: float) -> TimeModel:
     """Return curves through times that are late by some standard deviations at two splits."""
-    model, apart = estimate.model, best - now
+    model = estimate.model
+    now, best = estimate.counted(now), estimate.counted(best)
+    apart = best - now
     now_s = model.at(now) * (1.0 + std * estimate.relative_std(now))
     best_s = model.at(best) * (1.0 + std * estimate.relative_std(best))
     slope = np.divide(best_s - now_s, apart, out=model.per_sample_s.copy(), where=apart != 0)
     # A nearly flat curve would attract the batch; one steeper than the origin is impossible.
     slope = np.clip(slope, _FLATTEST * model.per_sample_s, best_s / np.maximum(best, 1))
-    return TimeModel.affine(np.maximum(best_s - slope * best, 0.0), slope)
+    return replace(model, fixed_s=np.maximum(best_s - slope * best, 0.0), per_sample_s=slope)

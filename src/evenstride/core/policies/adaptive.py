@@ -104,9 +104,15 @@ class Adaptive:
         if measured is not None:
             return state, measured
         now = as_array(situation.shares)
+        if (unclear := estimate.seen.unclear).any():
+            some = fleet.workers[int(unclear.argmax())].name
+            reason = (
+                f"worker {some} is slow with more samples: its next step shows whether it stays"
+            )
+            return state, Keep(reason, settled=False)
         # A worker with a share of 0 runs one sample.
         at = np.maximum(now, 1) if self.allow_idle else now
-        kinds = Kinds.of(estimate.now, at, state.kinds)
+        kinds = Kinds.of(estimate.now, estimate.counted(at), state.kinds)
         outlook = StepForecast(pooled(estimate, at, kinds), fleet, self.noise_margin)
 
         def usual(outlook: StepForecast) -> Decision:

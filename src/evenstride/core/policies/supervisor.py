@@ -262,7 +262,7 @@ class Supervisor:
         gain = 0.0 if self.equal is None else max(self.equal.step_s / step_s - 1.0, 0.0)
         repaid = ceil(debt_s / (step_s * (_BUDGET + _OF_GAIN * gain)))
         stays = max(_STAYS * 2 ** min(failures - 1, 12), repaid)
-        return step + min(stays, _MOST_STAYS)
+        return step + min(int(stays), _MOST_STAYS)
 
     def _waiting(self, estimate: Estimate) -> Supervisor:
         """Return the state after more steps of the split that is kept."""

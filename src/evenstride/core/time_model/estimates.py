@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from evenstride.core.arrays import FloatArray, IntArray, Mask, Shares
+from evenstride.core.time_model.share_times import ShareTimes
 
 Which = IntArray | slice
 """Ranks of some workers, or a slice for all of them."""
@@ -55,12 +56,18 @@ class TimeModel:
         per_sample_s: seconds per sample, shape ``(W,)``, above 0.
         floor_s: shortest possible time in seconds, shape ``(W,)``.
         speed: current speed, shape ``(W,)``, above 0.
+        quantum: samples of a wave, ``(W,)``: a share takes as long as one of whole waves. ``None``
+            if every sample counts.
+        limits: largest share without a cliff, and the least time in seconds above it, ``(W,)``
+            both; ``None`` for no cliffs.
     """
 
     fixed_s: FloatArray
     per_sample_s: FloatArray
     floor_s: FloatArray
     speed: FloatArray
+    quantum: IntArray | None = None
+    limits: tuple[IntArray, FloatArray] | None = None
 
     @classmethod
     def affine(
@@ -76,8 +83,13 @@ class TimeModel:
 
     def at(self, shares: IntArray) -> FloatArray:
         """Return each worker's step time in seconds, shape ``(W,)``."""
-        linear = self.fixed_s + self.per_sample_s * shares
-        return np.maximum(self.floor_s, linear) / self.speed
+        whole = shares if self.quantum is None else -(-shares // self.quantum) * self.quantum
+        linear = self.fixed_s + self.per_sample_s * whole
+        time_s = np.maximum(self.floor_s, linear) / self.speed
+        if self.limits is None:
+            return time_s
+        below, beyond_s = self.limits
+        return np.where(shares > below, np.maximum(time_s, beyond_s), time_s)
 
     def capacity(self, deadline_s: float) -> IntArray:
         """Return per worker the largest share whose time is at most ``deadline_s``.
@@ -94,10 +106,16 @@ class TimeModel:
             share[unsure] = self._of(unsure)._corrected(share[unsure], deadline_s)
         # The closed form ignores floors: before its floor, a worker does not end even one sample.
         share[self.floor_s / self.speed > deadline_s] = 0
+        if self.quantum is not None:
+            share -= share % self.quantum
+        if self.limits is not None:
+            below, beyond_s = self.limits
+            share = np.where(beyond_s > deadline_s, np.minimum(share, below), share)
         return share
 
     def _of(self, workers: IntArray) -> TimeModel:
-        return TimeModel(*(getattr(self, name)[workers] for name in self.__slots__))
+        lines = (self.fixed_s, self.per_sample_s, self.floor_s, self.speed)
+        return TimeModel(*(each[workers] for each in lines))
 
     def _corrected(self, share: IntArray, deadline_s: float) -> IntArray:
         """Return exact shares from ones that are at most one sample off."""
@@ -367,6 +385,7 @@ class Estimate:
     steps: IntArray  # ``(W,)``, number of learned steps; 0 means that the worker is unknown.
     changes: Changes  # history of the latest residuals.
     firsts: Firsts  # history of first steps at new shares.
+    seen: ShareTimes  # times at each worker's latest shares, and the waves and cliffs they show.
 
     @classmethod
     def unknown(cls, workers: int) -> Estimate:
@@ -381,6 +400,7 @@ class Estimate:
             steps=np.zeros(workers, dtype=np.int64),
             changes=Changes.none(workers),
             firsts=Firsts.none(workers),
+            seen=ShareTimes.none(workers),
         )
 
     def taking(self, other: Estimate, pairs: list[tuple[int, int]]) -> Estimate:
@@ -417,7 +437,13 @@ class Estimate:
     @property
     def model(self) -> TimeModel:
         """The mean curves; only meaningful where `steps` is above 0."""
-        return TimeModel.affine(self.now.fixed_s, self.now.per_sample_s)
+        line, seen = TimeModel.affine(self.now.fixed_s, self.now.per_sample_s), self.seen
+        quantum = seen.quantum if seen.has_waves else None
+        return replace(line, quantum=quantum, limits=seen.limits_s)
+
+    def counted(self, shares: IntArray) -> IntArray:
+        """Return the samples whose time counts, ``(W,)``: shares rounded up to whole waves."""
+        return self.seen.counted(slice(None), shares) if self.seen.has_waves else shares
 
     def guessed(self) -> Estimate:
         """Return the estimate with a guess for unknown workers, counted as known.
@@ -436,7 +462,7 @@ class Estimate:
 
     def relative_std(self, shares: IntArray) -> FloatArray:
         """Return the standard deviation of each predicted mean time, as a fraction of it."""
-        return self.now.relative_std(shares)
+        return self.now.relative_std(self.counted(shares))
 
 
 def _taking(into: Any, other: Any, here: IntArray, there: IntArray) -> Any:

@@ -23,6 +23,8 @@ from evenstride.core.arrays import FloatArray, IntArray, Mask
 from evenstride.core.time_model.change_detection import Judgement, Residuals, judge
 from evenstride.core.time_model.estimates import Changes, CurveEstimates, Estimate, Firsts, Which
 from evenstride.core.time_model.observation import Measurements
+from evenstride.core.time_model.share_times import NewTimes, noted
+from evenstride.core.time_model.wave_search import with_waves
 
 # Before anything is known about the shape, this fraction of the fastest worker's time is fixed.
 # A slower worker's fixed time would be the same if only its arithmetic were slower, and longer
@@ -76,10 +78,32 @@ def learn_times(estimate: Estimate, measured: Measurements) -> Estimate:
     for turn in usable.turns():
         first, learnable = _First.of(estimate, usable, turn)
         batch = _Batch.of(learnable, turn, interval_s, first.excused(estimate))
+        firsts = _firsts_after(estimate.firsts, batch, first)
+        estimate, batch = _shaped(estimate, batch)
         fresh = estimate.steps[batch.workers] == 0
         after = _update(_begin(estimate, batch.only(fresh)), batch.only(~fresh))
-        estimate = replace(after, firsts=_firsts_after(estimate.firsts, batch, first))
+        estimate = with_waves(replace(after, firsts=firsts))
     return estimate
+
+
+def _shaped(estimate: Estimate, batch: _Batch) -> tuple[Estimate, _Batch]:
+    """Return the estimate with the new times in its record, and those that show a speed."""
+    seen, w = estimate.seen, batch.workers
+    ranks = np.arange(len(batch.share)) if isinstance(w, slice) else w
+    curves, whole = estimate.now.of(w), seen.counted(w, batch.share)
+    known = estimate.steps[w] > 0
+    new = NewTimes(
+        ranks,
+        batch.share,
+        batch.time_s,
+        batch.steps,
+        np.where(known, curves.time_s(whole), 0.0),
+        np.where(known, curves.time_s(seen.counted(w, seen.share[0, w])), 0.0),
+        np.where(known, curves.relative_std(whole), 0.0),
+    )
+    seen, shape = noted(seen, new)
+    # Its time at a share beyond a cliff says nothing about a worker's line.
+    return replace(estimate, seen=seen), replace(batch, share=whole).only(~shape)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -103,7 +127,8 @@ class _First:
         slow = new & (estimate.steps[workers] > 0)
         at = np.flatnonzero(slow)
         if len(at):
-            usual_s = estimate.now.of(workers[at]).time_s(shares[at])
+            whole = estimate.seen.counted(workers[at], shares[at])
+            usual_s = estimate.now.of(workers[at]).time_s(whole)
             slow[at] = measured.first_s(turn[at]) > _SLOW_FIRST * usual_s
         alone = measured.steps[turn] == 1
         # If there are several steps, the later ones show whether only the first was slow.

@@ -234,6 +234,7 @@ def pooled(estimate: Estimate, shares: IntArray, kinds: Kinds | None = None) -> 
     Workers are compared near their own shares. Without ``kinds``, they are found first. Cost:
     ``O(W)``, vectorised; see `kinds_of`.
     """
+    shares = estimate.counted(shares)
     kinds = kinds or Kinds.of(estimate.now, shares)
     if kinds.count == len(shares):  # each is alone
         return estimate
