@@ -219,6 +219,7 @@ class AsyncRun(SimulatedController):
         usual_s = self._cluster.usual.at_speed(self._timeline.speed(self._moment)).of(np.array([k]))
         mean_s = float(usual_s.at(np.array([samples]))[0])
         own_s = mean_s * self._noise_of(k, number) + float(self._cluster.handling_s[k])
+        own_s += float(self._cluster.new_share_s(np.array([k]), np.array([samples]))[0])
         self._at(begin_s + own_s, _COMPUTED, k)
 
     def _push(self, k: int) -> None:

@@ -218,6 +218,7 @@ class Rounds(SimulatedController):
         window = min(left, self._scenario.global_batch)
         shares = as_array(step_shares(as_shares(self._shares), window))
         busy_s = self._mean_s(shares) * self._cluster.next_noise()[here]
+        busy_s += self._cluster.new_share_s(here, shares)
         self._open.append(self._give(here, shares))
         done_s = self._begin_s[here] + busy_s
         met = self._meeting.after(step, done_s + self._handling_s[here])
