@@ -10,6 +10,7 @@ import pytest
 from benchmarks import fidelity, predictors, unseen
 
 from evenstride.core.fleet import FloatArray
+from evenstride.sim.scenario.scenario_model import WorkerGroup
 from tests.messages import check_message
 
 
@@ -91,6 +92,7 @@ def test_no_worker_is_predicted_by_a_network_that_was_fitted_on_it(
         (["--first", "-1"], "numbered from 0"),
         (["--policies", "adaptive"], "another one"),
         (["--policies", "magic"], "magic"),
+        (["--classes", "mixed,magic"], "'magic'"),
     ],
 )
 def test_invalid_comparisons_in_unseen_scenarios_are_refused(
@@ -105,22 +107,63 @@ def test_a_number_makes_the_same_unseen_scenario_always_and_another_one_another(
 
     assert made == [unseen.scenario(number) for number in range(200)]
     assert len({one.model_dump_json(exclude={"name"}) for one in made}) == 200
-    assert {event.kind for one in made for event in one.events} >= {"step", "ramp", "leave"}
+    kinds = {event.kind for one in made for event in one.events}
+    assert kinds >= {"step", "ramp", "leave", "periodic", "bursty", "walk", "wave"}
     assert {one.exchange.every for one in made} == {1, 5, "leader"}
 
 
-def test_a_policy_behind_in_an_unseen_scenario_is_marked() -> None:
-    number, (other, ours) = unseen.perform((3, ("uniform", "adaptive")))
-    better = replace(ours, efficiency_mean=1.02 * other.efficiency_mean)
-    worse = replace(ours, efficiency_mean=0.98 * other.efficiency_mean)
-    best = replace(other, policy="static", efficiency_mean=1.5 * other.efficiency_mean)
+UNUSUAL = {
+    "first-steps": "new_share_s",
+    "waves": "wave",
+    "cliffs": "cliff_at",
+}
 
-    reported, ahead = unseen.line(number, (better, other))
-    assert "+2.00% of uniform" in reported
-    assert not reported.endswith("behind")
-    assert ahead == pytest.approx(0.02)
-    assert unseen.line(number, (worse, other))[0].endswith("behind")
-    assert "of static" in unseen.line(number, (better, other, best))[0]
+
+@pytest.mark.parametrize(("name", "field"), UNUSUAL.items())
+def test_unseen_scenarios_of_a_class_have_what_it_is_about(name: str, field: str) -> None:
+    made = [unseen.scenario(number) for number in range(70) if unseen.class_of(number) == name]
+
+    assert len(made) == 10
+    usual = WorkerGroup.model_fields[field].default
+    assert all(any(getattr(kind, field) != usual for kind in one.workers) for one in made)
+
+
+def test_unseen_noise_is_of_every_kind() -> None:
+    numbers = (number for number in range(280) if unseen.class_of(number) == "noise")
+    kinds = [unseen.scenario(number).workers[0] for number in numbers]
+
+    assert {kind.noise for kind in kinds} == {0.1, 0.15, 0.2, 0.3}
+    for field in ("noise_correlation", "noise_tail", "noise_common"):
+        assert {bool(getattr(kind, field)) for kind in kinds} == {False, True}
+
+
+def test_a_policy_behind_in_an_unseen_scenario_is_marked_in_real_time() -> None:
+    number, (equal, ours) = unseen.perform((7, ("uniform", "adaptive")))
+    other = replace(equal, policy="dbs", efficiency=0.5, efficiency_mean=0.9)
+    ours = replace(ours, efficiency=0.51, efficiency_mean=0.3, informed_real=0.6, speedup=2.0)
+    best = replace(other, policy="omnilearn", efficiency=0.54)
+
+    ahead = unseen.Compared.of(number, (ours, other, equal))
+    behind = unseen.Compared.of(number, (ours, other, best))
+
+    assert ahead.published == pytest.approx(0.02)
+    assert ahead.best == "dbs"
+    assert (ahead.equal, ahead.equal_is_best) == (1.0, False)
+    assert ahead.informed == pytest.approx(0.85)
+    assert "+2.00% of dbs" in str(ahead)
+    assert not str(ahead).endswith("behind")
+    assert str(behind).endswith("behind")
+
+
+def test_the_verdict_in_unseen_scenarios_is_on_each_target() -> None:
+    good = unseen.Compared(0, 0.02, "dbs", 0.1, False, 0.995, 0.99)
+    lines = list(unseen.verdicts([good] * 20))
+    bad = replace(good, published=-0.02, equal=-0.01, equal_is_best=True, informed=0.9)
+    worse = list(unseen.verdicts([good, bad, bad]))
+
+    assert [line.split()[0] for line in lines] == ["kept"] * 4
+    assert [line.split()[0] for line in worse] == ["MISSED"] * 5
+    assert "published: least lead -2.00% (at least -1.00%)" in worse[0]
 
 
 def measured(slower: float) -> fidelity.Row:
