@@ -220,7 +220,7 @@ class Idle:
         return Idle(tuple(before[rank] for rank in sorted(before)), late)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True)
 class Known:
     """What `Adaptive` knows in addition to the estimate."""
 

@@ -111,6 +111,14 @@ class Tried:
         busy_s = np.concatenate([self.busy_s, more.busy_s])[-_ENOUGH:]
         return Tried(self.shares, logs, busy_s, self.steps + more.steps)
 
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Tried):
+            return NotImplemented
+        # Arrays have no truth value of their own.
+        return all(np.array_equal(getattr(self, n), getattr(other, n)) for n in self.__slots__)
+
+    __hash__ = None  # type: ignore[assignment]
+
     @property
     def step_s(self) -> float:
         return exp(_median(self.logs))
@@ -128,7 +136,7 @@ class Tried:
         return np.asarray(np.median(self.busy_s, axis=0))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True)
 class Away:
     """Steps since the better split was left, at other splits."""
 
@@ -199,19 +207,18 @@ class Away:
         return off if sure and latest > -latest_std else None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True)
 class Hold:
     """The shares stay, because another split was worse."""
 
     begun: int  # the step at which it began
     until: int  # the step from which on another split is tried
     reason: str
-    each_s: FloatArray  # times of the workers at the split that is kept, ``(W,)``
-    steps: int  # how many steps of the split these times were the latest of
+    kept: Tried  # the split that is kept, as it was then
     other: float  # logarithm of what a step took at the other split, in seconds
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True)
 class Supervisor:
     """What the splits of a fleet have been measured to take.
 
@@ -294,16 +301,16 @@ class Supervisor:
         hold, better = self.hold, self.better
         if hold is None or better is None or better.steps < 2:
             return self
-        part = 1.0 / min(better.steps, _ENOUGH) + 1.0 / min(hold.steps, _ENOUGH)
-        off = np.abs(np.log(np.maximum(better.each_s, 1e-9) / np.maximum(hold.each_s, 1e-9)))
+        part = 1.0 / min(better.steps, _ENOUGH) + 1.0 / min(hold.kept.steps, _ENOUGH)
+        off = np.abs(np.log(np.maximum(better.each_s, 1e-9) / np.maximum(hold.kept.each_s, 1e-9)))
         changed = off > np.maximum(_CHANGED_STD * np.sqrt(estimate.noise * part), _CHANGED)
         slower = _median(better.logs) > hold.other + _CHANGED_STD * _noise(estimate) * sqrt(part)
         if slower or (better.steps >= _ENOUGH and changed.any()):
             # A speed has changed, so the other split may be the better one now.
             mistakes, failures = self.mistakes + slower, max(0, self.failures - 1)
             return replace(self, hold=None, debt_s=0.0, failures=failures, mistakes=mistakes)
-        if hold.steps < _AGAIN <= better.steps:
-            return replace(self, hold=replace(hold, each_s=better.each_s, steps=better.steps))
+        if hold.kept.steps < _AGAIN <= better.steps:
+            return replace(self, hold=replace(hold, kept=better))
         return self
 
     def judged(self, situation: Situation) -> tuple[Supervisor, Decision | None]:
@@ -357,7 +364,7 @@ class Supervisor:
         state = replace(self, better=split, away=away, failures=failures, debt_s=debt_s)
         until = state._until(step, debt_s, failures)
         reason = f"steps measured {exp(off) - 1:.1%} longer at another split"
-        hold = Hold(step, until, reason, split.each_s, split.steps, _median(away.logs))
+        hold = Hold(step, until, reason, split, _median(away.logs))
         decision = Move(as_shares(split.shares), f"back to {which}: {reason}", settled=False)
         return replace(state, hold=hold), decision
 

@@ -207,7 +207,7 @@ def test_a_bound_that_shrinks_brings_a_worker_back() -> None:
 
     assert isinstance(decision, Move)
     assert min(decision.shares) >= 8
-    assert state is not None and not state.away
+    assert state is not None and not state.idle.away
 
 
 GROUP = {"samples_per_s": 1000.0, "fixed_s": 0.01}
