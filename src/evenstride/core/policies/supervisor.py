@@ -40,6 +40,9 @@ _OF_GAIN = 0.25
 # A worker's speed has changed if its time has, by this many standard deviations and this part.
 _CHANGED_STD, _CHANGED = 5.0, 0.10
 _AGAIN = 4  # steps of a split after which it is known again
+# Fewest steps that a new split is expected to last, and that while the latest one is not measured.
+_LASTS, _UNMEASURED = 64, 8
+_LEFT = 6  # number of earlier splits that are remembered
 # Steps of the equal split that a run may lose before the bound on the regret applies, and the part
 # of the run that an earlier gain makes up for.
 _ALLOWED, _CREDIT = 4.0, 0.01
@@ -233,6 +236,9 @@ class Supervisor:
     uneven: Away | None = None  # the steps since the equal split, ``None`` at it
     hold: Hold | None = None
     failures: int = 0  # number of splits in a row that were worse
+    begun: int = 0  # the first measured step of the latest split
+    # The latest splits that were left: their shapes are compiled, if shapes cost anything.
+    left: tuple[Tried, ...] = ()
     mistakes: int = 0  # number of returns to a split that had become slower itself
     debt_s: float = 0.0  # what they cost
     # Time lost against the equal split, and time of all steps.
@@ -243,9 +249,31 @@ class Supervisor:
         """Return the state after some more measurements."""
         state = self
         for seen in stretches(situation.observations, situation.fleet):
-            state = state._with_equal(seen, situation)
+            state = state._leaving(seen)._with_equal(seen, situation)
             state = state._after(seen, situation.estimate)
         return state
+
+    @property
+    def latest(self) -> Tried | None:
+        """The split of the latest measured steps."""
+        return self.better if self.away is None else self.away.now
+
+    def lasts(self, situation: Situation) -> int:
+        """Return for how many steps the next split probably lasts.
+
+        As long as the present one has lasted, so that after long enough any gain is worth a cost.
+        """
+        latest = self.latest
+        if latest is None or as_shares(latest.shares) != situation.shares:
+            return _UNMEASURED  # the next measurement may change everything
+        return max(_LASTS, situation.step - self.begun)
+
+    def _leaving(self, seen: Stretch) -> Supervisor:
+        latest = self.latest
+        if latest is None or (latest.shares == seen.shares).all():
+            return self
+        others = [split for split in self.left if (split.shares != seen.shares).any()]
+        return replace(self, begun=seen.first, left=(*others, latest)[-_LEFT:])
 
     def _after(self, seen: Stretch, estimate: Estimate) -> Supervisor:
         better = self.better
@@ -316,7 +344,7 @@ class Supervisor:
     def judged(self, situation: Situation) -> tuple[Supervisor, Decision | None]:
         """Return the decision if the measured steps leave no choice."""
         better, estimate, state = self.better, situation.estimate, self
-        if better is None or not _fits(better.shares, situation.fleet):
+        if better is None or not fits(better.shares, situation.fleet):
             return Supervisor(equal=self.equal), None
         if state.hold is not None and situation.step >= state.hold.until:
             state = replace(state, hold=None, debt_s=0.0)
@@ -345,7 +373,7 @@ class Supervisor:
                 off = away.storm(split, estimate, least)
             if off is None and split is self.equal:
                 off = self._beyond_bound(away, split, estimate)
-            if off is not None and _fits(split.shares, situation.fleet):
+            if off is not None and fits(split.shares, situation.fleet):
                 return self._returned(split, away, off, situation.step)
         return None
 
@@ -369,7 +397,8 @@ class Supervisor:
         return replace(state, hold=hold), decision
 
 
-def _fits(shares: IntArray, fleet: Fleet) -> bool:
+def fits(shares: IntArray, fleet: Fleet) -> bool:
+    """Return whether these are a split of the fleet within its bounds."""
     whole = len(shares) == len(fleet) and int(shares.sum()) == fleet.global_batch
     return whole and bool(((fleet.lower <= shares) & (shares <= fleet.upper)).all())
 
