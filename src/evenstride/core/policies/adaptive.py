@@ -21,7 +21,7 @@ from evenstride.core.allocation.step_forecast import StepForecast
 from evenstride.core.arrays import IntArray, Mask
 from evenstride.core.fleet import Fleet, as_array, as_shares
 from evenstride.core.formatting import signed_part
-from evenstride.core.policies.supervisor import Supervisor
+from evenstride.core.policies.supervisor import Supervisor, fits
 from evenstride.core.policy import Decision, Keep, Move, Situation
 from evenstride.core.spec import check_settings, within
 from evenstride.core.time_model.observation import Measurements
@@ -116,7 +116,7 @@ class Adaptive:
         outlook = StepForecast(pooled(estimate, at, kinds), fleet, self.noise_margin)
 
         def usual(outlook: StepForecast) -> Decision:
-            return self._compare(outlook, situation)
+            return self._compare(outlook, situation, supervisor)
 
         if not self.allow_idle:
             return replace(state, kinds=kinds), usual(outlook)
@@ -137,7 +137,9 @@ class Adaptive:
             and bool((model.at(_STARVED * at + 1) > longest_s).all())
         )
 
-    def _compare(self, outlook: StepForecast, situation: Situation) -> Decision:
+    def _compare(
+        self, outlook: StepForecast, situation: Situation, supervisor: Supervisor
+    ) -> Decision:
         fleet, estimate, now = situation.fleet, outlook.estimate, as_array(situation.shares)
         now_s = outlook.step_s(now)
         step_s = now_s + situation.communication_s
@@ -164,12 +166,34 @@ class Adaptive:
             limit = f", below {self.min_gain:.1%}" if gain >= 0 else ""
             reason = f"the best split would be {signed_part(gain)}{limit}"
             return Keep(reason, settled=doubt < _SETTLED_DOUBT)
+        first_s = estimate.firsts.split_s(best)
+        if first_s > 0:
+            best, best_s = _worth(outlook, situation, supervisor, (best, best_s))
+            if best_s >= now_s:
+                reason = f"a better split would gain {signed_part(gain)}, but its first step costs "
+                return Keep(f"{reason}{first_s:.2g} s")
+            gain = (now_s - best_s) / step_s
         slowest = fleet.workers[int(np.argmax(estimate.model.at(np.maximum(now, 1))))].name
         reason = (
             f"worker {slowest} finishes last: step {step_s * 1e3:.1f} ms -> "
             f"{(step_s - now_s + best_s) * 1e3:.1f} ms expected ({gain:.1%} less)"
         )
         return Move(as_shares(best), reason, settled=False)
+
+
+def _worth(
+    outlook: StepForecast,
+    situation: Situation,
+    supervisor: Supervisor,
+    best: tuple[IntArray, float],
+) -> tuple[IntArray, float]:
+    """Return the split that saves most, less its slow first step; the present one if none does."""
+    now, firsts = as_array(situation.shares), outlook.estimate.firsts
+    steps = supervisor.lasts(situation)
+    # Shares that the workers have had cost nothing.
+    earlier = [split.shares for split in supervisor.left if fits(split.shares, situation.fleet)]
+    splits = [best, *((shares, outlook.step_s(shares)) for shares in (now, *earlier))]
+    return min(splits, key=lambda split: steps * split[1] + firsts.split_s(split[0]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,7 +267,7 @@ class Idle:
         return Idle(tuple(before[rank] for rank in sorted(before)), late)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True)
 class AdaptiveState:
     """What one decision of `Adaptive` leaves to the next."""
 

@@ -40,6 +40,9 @@ _OF_GAIN = 0.25
 # A worker's speed has changed if its time has, by this many standard deviations and this part.
 _CHANGED_STD, _CHANGED = 5.0, 0.10
 _AGAIN = 4  # steps of a split after which it is known again
+# Fewest steps that a new split is expected to last, and that while the latest one is not measured.
+_LASTS, _UNMEASURED = 64, 8
+_LEFT = 6  # number of earlier splits that are remembered
 # Steps of the equal split that a run may lose before the bound on the regret applies, and the part
 # of the run that an earlier gain makes up for.
 _ALLOWED, _CREDIT = 4.0, 0.01
@@ -111,16 +114,32 @@ class Tried:
         busy_s = np.concatenate([self.busy_s, more.busy_s])[-_ENOUGH:]
         return Tried(self.shares, logs, busy_s, self.steps + more.steps)
 
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Tried):
+            return NotImplemented
+        # Arrays have no truth value of their own.
+        return all(np.array_equal(getattr(self, n), getattr(other, n)) for n in self.__slots__)
+
+    __hash__ = None  # type: ignore[assignment]
+
     @property
     def step_s(self) -> float:
         return exp(_median(self.logs))
+
+    def now_s(self, noise: float) -> float:
+        """Return what a step took just before the split was left.
+
+        The latest step may be the first after a slow-down, which is why the split was left.
+        """
+        usual, latest = _median(self.logs), self.logs[-1]
+        return exp(latest if latest > usual + max(_CHANGED_STD * noise, _CHANGED) else usual)
 
     @property
     def each_s(self) -> FloatArray:
         return np.asarray(np.median(self.busy_s, axis=0))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True)
 class Away:
     """Steps since the better split was left, at other splits."""
 
@@ -129,41 +148,80 @@ class Away:
     logs: tuple[float, ...] = ()
     least: tuple[float, ...] = ()  # the same of what the better split would have taken, at least
     here: int = 0  # number of these that are at the latest split
+    began: tuple[float, ...] = ()  # the first few of these
     slow_firsts: int = 0  # number of slow first steps in a row that were left out
     cost_s: float = 0.0  # additional time of all of them
+
+    @classmethod
+    def after(cls, before: Away | None, seen: Stretch, other: Tried, estimate: Estimate) -> Away:
+        """Return it after more steps; ``before`` is ``None`` if these are the first."""
+        noise, longest_s = _noise(estimate), seen.longest_s()
+        new = before is None or bool((before.now.shares != seen.shares).any())
+        now = Tried.of(seen) if before is None or new else before.now.after(seen, noise)
+        before, begin = before or cls(now), 0
+        slow_firsts, usual_s = before.slow_firsts, other.now_s(noise)
+        if new:
+            free = bool((estimate.firsts.cost < 0).all())
+            slow = longest_s[0] > _SLOW_FIRST * usual_s
+            begin = int(not free and slow_firsts < (1 if slow else _MOST_SLOW_FIRSTS))
+            slow_firsts = slow_firsts + 1 if begin else 0
+        longest_s, least_s = longest_s[begin:], seen.at_least_s(other.shares)[begin:]
+        more_s = longest_s - np.maximum(least_s, usual_s)
+        logs, least = np.log(longest_s), np.log(np.maximum(least_s, 1e-9))
+        return cls(
+            now,
+            (*before.logs, *logs.tolist())[-_RECENT:],
+            (*before.least, *least.tolist())[-_RECENT:],
+            len(logs) + (0 if new else before.here),
+            ((() if new else before.began) + tuple(logs.tolist()))[:_ENOUGH],
+            slow_firsts,
+            before.cost_s + float(more_s.sum()),
+        )
 
     def compared(self, other: Tried, estimate: Estimate, count: int) -> tuple[float, float]:
         """Return by how much the latest steps are slower, in logarithms, and how uncertain."""
         count = min(count, len(self.logs))
         if not count:
             return 0.0, 1.0
-        return compared(self.logs[-count:], self.least[-count:], other, estimate)
+        logs, least = self.logs[-count:], _median(self.least[-count:])
+        std = _spread(logs, other.logs, _noise(estimate))
+        std *= _MEDIAN_COST * sqrt(1.0 / count + 1.0 / len(other.logs))
+        usual = log(other.now_s(_noise(estimate)))
+        # Noise alone puts the bound above the usual time now and then.
+        return _median(logs) - (least if least > usual + std else usual), std
 
-    def surely_worse(self, other: Tried, estimate: Estimate) -> float | None:
-        """Return by how much these steps are slower than another split, if that is certain."""
-        for count in (self.here, len(self.logs)):
-            off, std = self.compared(other, estimate, count)
-            sure = count > 1 and off > _SURE_STD * std + _LEAST
-            if sure or (count >= _RECENT and off > _LEAST):
-                return off
-            if off < -std:  # the latest split is better than those before it
-                return None
-        return None
+    def surely_worse(self, other: Tried, estimate: Estimate, least: float) -> float | None:
+        """Return by how much the latest split is slower than another one, if that is certain."""
+        off, std = self.compared(other, estimate, self.here)
+        enough = self.here > 1 and off > _SURE_STD * std + least
+        if not enough and not (self.here >= _RECENT and off > least):
+            return None
+        # If it was not slower at first, a worker has become slower.
+        return off if self.slower_at_first(other, estimate) > least else None
+
+    def slower_at_first(self, other: Tried, estimate: Estimate) -> float:
+        return _median(self.began) - log(other.now_s(_noise(estimate))) if self.began else 0.0
+
+    def storm(self, other: Tried, estimate: Estimate, least: float) -> float | None:
+        """Return by how much several splits are slower together, if that is certain."""
+        latest, latest_std = self.compared(other, estimate, self.here)
+        off, std = self.compared(other, estimate, _RECENT)
+        sure = len(self.logs) > max(self.here, 1) and off > _SURE_STD * std + least
+        return off if sure and latest > -latest_std else None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True)
 class Hold:
     """The shares stay, because another split was worse."""
 
     begun: int  # the step at which it began
     until: int  # the step from which on another split is tried
     reason: str
-    each_s: FloatArray  # times of the workers at the split that is kept, ``(W,)``
-    steps: int  # how many steps of the split these times were the latest of
+    kept: Tried  # the split that is kept, as it was then
     other: float  # logarithm of what a step took at the other split, in seconds
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True)
 class Supervisor:
     """What the splits of a fleet have been measured to take.
 
@@ -174,9 +232,14 @@ class Supervisor:
 
     better: Tried | None = None  # the best split measured so far
     equal: Tried | None = None  # the equal split
-    away: Away | None = None  # ``None`` at the best split
+    away: Away | None = None  # the steps since the best split, ``None`` at it
+    uneven: Away | None = None  # the steps since the equal split, ``None`` at it
     hold: Hold | None = None
     failures: int = 0  # number of splits in a row that were worse
+    begun: int = 0  # the first measured step of the latest split
+    # The latest splits that were left: their shapes are compiled, if shapes cost anything.
+    left: tuple[Tried, ...] = ()
+    mistakes: int = 0  # number of returns to a split that had become slower itself
     debt_s: float = 0.0  # what they cost
     # Time lost against the equal split, and time of all steps.
     regret_s: float = 0.0
@@ -186,9 +249,31 @@ class Supervisor:
         """Return the state after some more measurements."""
         state = self
         for seen in stretches(situation.observations, situation.fleet):
-            state = state._with_equal(seen, situation.fleet, _noise(situation.estimate))
+            state = state._leaving(seen)._with_equal(seen, situation)
             state = state._after(seen, situation.estimate)
         return state
+
+    @property
+    def latest(self) -> Tried | None:
+        """The split of the latest measured steps."""
+        return self.better if self.away is None else self.away.now
+
+    def lasts(self, situation: Situation) -> int:
+        """Return for how many steps the next split probably lasts.
+
+        As long as the present one has lasted, so that after long enough any gain is worth a cost.
+        """
+        latest = self.latest
+        if latest is None or as_shares(latest.shares) != situation.shares:
+            return _UNMEASURED  # the next measurement may change everything
+        return max(_LASTS, situation.step - self.begun)
+
+    def _leaving(self, seen: Stretch) -> Supervisor:
+        latest = self.latest
+        if latest is None or (latest.shares == seen.shares).all():
+            return self
+        others = [split for split in self.left if (split.shares != seen.shares).any()]
+        return replace(self, begun=seen.first, left=(*others, latest)[-_LEFT:])
 
     def _after(self, seen: Stretch, estimate: Estimate) -> Supervisor:
         better = self.better
@@ -199,7 +284,7 @@ class Supervisor:
             back = self.away is not None and self.hold is not None
             known = Tried.of(seen) if back else better.after(seen, _noise(estimate))
             return replace(self, better=known, away=None)._waiting(estimate)
-        away = self._farther(seen, better, estimate)
+        away = Away.after(self.away, seen, better, estimate)
         state = replace(self, away=away)
         if self.hold is not None:  # measured before the return took effect
             return state._owing(away.cost_s - (self.away.cost_s if self.away else 0.0))
@@ -210,44 +295,19 @@ class Supervisor:
             return replace(state, better=away.now, away=None, failures=failures)
         return state
 
-    def _farther(self, seen: Stretch, better: Tried, estimate: Estimate) -> Away:
-        before, longest_s = self.away, seen.longest_s()
-        new = before is None or bool((before.now.shares != seen.shares).any())
-        now = Tried.of(seen) if before is None or new else before.now.after(seen, _noise(estimate))
-        slow_firsts, begin = 0 if before is None else before.slow_firsts, 0
-        least_s = seen.at_least_s(better.shares)
-        more_s = longest_s - np.maximum(least_s, better.step_s)
-        if new:
-            free = bool((estimate.firsts.cost < 0).all())
-            slow = longest_s[0] > _SLOW_FIRST * better.step_s
-            begin = int(not free and slow_firsts < (1 if slow else _MOST_SLOW_FIRSTS))
-            slow_firsts = slow_firsts + 1 if begin else 0
-        logs = np.log(longest_s[begin:]).tolist()
-        least = np.log(np.maximum(least_s[begin:], 1e-9)).tolist()
-        cost_s = float(more_s[begin:].sum())
-        if before is None:
-            before = Away(now)
-        return Away(
-            now,
-            (*before.logs, *logs)[-_RECENT:],
-            (*before.least, *least)[-_RECENT:],
-            len(logs) + (0 if new else before.here),
-            slow_firsts,
-            before.cost_s + cost_s,
-        )
-
-    def _with_equal(self, seen: Stretch, fleet: Fleet, noise: float) -> Supervisor:
-        longest_s = seen.longest_s()
-        total_s = self.total_s + float(longest_s.sum())
-        equal = as_array(equal_split(fleet)) if self.equal is None else self.equal.shares
-        if (seen.shares == equal).all():
-            known = Tried.of(seen) if self.equal is None else self.equal.after(seen, noise)
-            return replace(self, equal=known, total_s=total_s)
-        if self.equal is None:
-            return replace(self, total_s=total_s)
-        least_s = np.maximum(seen.at_least_s(equal), self.equal.step_s)
-        regret_s = self.regret_s + float((longest_s - least_s).sum())
-        return replace(self, total_s=total_s, regret_s=max(regret_s, -_CREDIT * total_s))
+    def _with_equal(self, seen: Stretch, situation: Situation) -> Supervisor:
+        total_s = self.total_s + float(seen.longest_s().sum())
+        state, equal, estimate = replace(self, total_s=total_s), self.equal, situation.estimate
+        shares = as_array(equal_split(situation.fleet)) if equal is None else equal.shares
+        if (seen.shares == shares).all():
+            known = Tried.of(seen) if equal is None else equal.after(seen, _noise(estimate))
+            return replace(state, equal=known, uneven=None)
+        if equal is None:
+            return state
+        uneven = Away.after(self.uneven, seen, equal, estimate)
+        lost_s = uneven.cost_s - (self.uneven.cost_s if self.uneven else 0.0)
+        regret_s = max(self.regret_s + lost_s, -_CREDIT * total_s)
+        return replace(state, uneven=uneven, regret_s=regret_s)
 
     def _owing(self, cost_s: float) -> Supervisor:
         assert self.hold is not None
@@ -267,23 +327,24 @@ class Supervisor:
     def _waiting(self, estimate: Estimate) -> Supervisor:
         """Return the state after more steps of the split that is kept."""
         hold, better = self.hold, self.better
-        if hold is None or better is None or better.steps < _ENOUGH:
+        if hold is None or better is None or better.steps < 2:
             return self
-        part = 1.0 / _ENOUGH + 1.0 / min(hold.steps, _ENOUGH)
-        off = np.abs(np.log(np.maximum(better.each_s, 1e-9) / np.maximum(hold.each_s, 1e-9)))
+        part = 1.0 / min(better.steps, _ENOUGH) + 1.0 / min(hold.kept.steps, _ENOUGH)
+        off = np.abs(np.log(np.maximum(better.each_s, 1e-9) / np.maximum(hold.kept.each_s, 1e-9)))
         changed = off > np.maximum(_CHANGED_STD * np.sqrt(estimate.noise * part), _CHANGED)
         slower = _median(better.logs) > hold.other + _CHANGED_STD * _noise(estimate) * sqrt(part)
-        if slower or changed.any():
+        if slower or (better.steps >= _ENOUGH and changed.any()):
             # A speed has changed, so the other split may be the better one now.
-            return replace(self, hold=None, debt_s=0.0, failures=max(0, self.failures - 1))
-        if hold.steps < _AGAIN <= better.steps:
-            return replace(self, hold=replace(hold, each_s=better.each_s, steps=better.steps))
+            mistakes, failures = self.mistakes + slower, max(0, self.failures - 1)
+            return replace(self, hold=None, debt_s=0.0, failures=failures, mistakes=mistakes)
+        if hold.kept.steps < _AGAIN <= better.steps:
+            return replace(self, hold=replace(hold, kept=better))
         return self
 
     def judged(self, situation: Situation) -> tuple[Supervisor, Decision | None]:
         """Return the decision if the measured steps leave no choice."""
         better, estimate, state = self.better, situation.estimate, self
-        if better is None or not _fits(better.shares, situation.fleet):
+        if better is None or not fits(better.shares, situation.fleet):
             return Supervisor(equal=self.equal), None
         if state.hold is not None and situation.step >= state.hold.until:
             state = replace(state, hold=None, debt_s=0.0)
@@ -291,45 +352,53 @@ class Supervisor:
             if as_shares(better.shares) != situation.shares:
                 return state, None
             return state, Keep(f"{state.hold.reason}; it stays until step {state.hold.until}")
-        if state.away is not None:
-            off = state.away.surely_worse(better, estimate)
-            if off is not None and as_shares(better.shares) != situation.shares:
-                return state._back(situation.step, off)
-            if state.away.slow_firsts and as_shares(state.away.now.shares) == situation.shares:
-                reason = "the first step at this split took long; the next ones show whether all do"
-                return state, Keep(reason, settled=False)
+        if (back := state._back(situation)) is not None:
+            return back
+        away = state.away
+        if away is not None and away.slow_firsts and as_shares(away.now.shares) == situation.shares:
+            reason = "the first step at this split took long; the next ones show whether all do"
+            return state, Keep(reason, settled=False)
         return state, None
 
-    def _back(self, step: int, off: float) -> tuple[Supervisor, Decision]:
-        better, away = self.better, self.away
-        assert better is not None
-        assert away is not None
+    def _back(self, situation: Situation) -> tuple[Supervisor, Decision] | None:
+        """Return to the best split, or to the equal one, if the latest one is surely worse."""
+        estimate = situation.estimate
+        # Where speeds change often, only a large difference is caused by the split.
+        least = _LEAST + _CHANGED / 2 * self.mistakes
+        for split, away in ((self.better, self.away), (self.equal, self.uneven)):
+            if split is None or away is None or as_shares(split.shares) == situation.shares:
+                continue
+            off = away.surely_worse(split, estimate, least)
+            if off is None and split is self.better:
+                off = away.storm(split, estimate, least)
+            if off is None and split is self.equal:
+                off = self._beyond_bound(away, split, estimate)
+            if off is not None and fits(split.shares, situation.fleet):
+                return self._returned(split, away, off, situation.step)
+        return None
+
+    def _beyond_bound(self, away: Away, equal: Tried, estimate: Estimate) -> float | None:
+        """Return by how much the latest steps are slower than equal ones, if all lost too much."""
+        if self.regret_s < _BUDGET * self.total_s + _ALLOWED * equal.step_s:
+            return None
+        off, _ = away.compared(equal, estimate, _RECENT)
+        return off if min(off, away.slower_at_first(equal, estimate)) > 0 else None
+
+    def _returned(
+        self, split: Tried, away: Away, off: float, step: int
+    ) -> tuple[Supervisor, Decision]:
         failures, debt_s = self.failures + 1, self.debt_s + max(away.cost_s, 0.0)
-        until = self._until(step, debt_s, failures)
+        which = "the equal split" if split is self.equal else "an earlier split"
+        state = replace(self, better=split, away=away, failures=failures, debt_s=debt_s)
+        until = state._until(step, debt_s, failures)
         reason = f"steps measured {exp(off) - 1:.1%} longer at another split"
-        hold = Hold(step, until, reason, better.each_s, better.steps, _median(away.logs))
-        state = replace(self, hold=hold, failures=failures, debt_s=debt_s)
-        return state, Move(as_shares(better.shares), f"back to an earlier split: {reason}", False)
+        hold = Hold(step, until, reason, split, _median(away.logs))
+        decision = Move(as_shares(split.shares), f"back to {which}: {reason}", settled=False)
+        return replace(state, hold=hold), decision
 
 
-def compared(
-    logs: tuple[float, ...], least: tuple[float, ...], other: Tried, estimate: Estimate
-) -> tuple[float, float]:
-    """Return by how much some steps are slower than a split, in logarithms, and how uncertain.
-
-    ``logs`` are logarithms of their longest times, ``least`` of the shortest possible times of the
-    same steps at the other split.
-    """
-    if not logs:
-        return 0.0, 1.0
-    std = _spread(logs, other.logs, _noise(estimate))
-    std *= _MEDIAN_COST * sqrt(1.0 / len(logs) + 1.0 / len(other.logs))
-    usual, bound = _median(other.logs), _median(least)
-    # Noise alone puts the bound above the usual time now and then.
-    return _median(logs) - (bound if bound > usual + std else usual), std
-
-
-def _fits(shares: IntArray, fleet: Fleet) -> bool:
+def fits(shares: IntArray, fleet: Fleet) -> bool:
+    """Return whether these are a split of the fleet within its bounds."""
     whole = len(shares) == len(fleet) and int(shares.sum()) == fleet.global_batch
     return whole and bool(((fleet.lower <= shares) & (shares <= fleet.upper)).all())
 
