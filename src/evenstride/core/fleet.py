@@ -34,7 +34,8 @@ class Worker:
         cores: CPU cores that it may use, if known (may be fractional).
         flops_per_s: its measured speed on a matrix product, if known.
         quantum: its full shares are multiples of this many samples, at least 1: a whole
-            micro-batch. `Fleet` states the one exception.
+            micro-batch. `Fleet` states the one exception. 1 allows any share. ``None`` does too,
+            and waves found in its times decide which shares are best.
         device: fingerprint of the device that computes its steps; empty if not known.
         slot: its number among its host's workers; ``None`` if not known.
     """
@@ -44,7 +45,7 @@ class Worker:
     max_share: int | None = None
     cores: float | None = None
     flops_per_s: float | None = None
-    quantum: int = 1
+    quantum: int | None = None
     device: str = ""
     slot: int | None = None
 
@@ -53,11 +54,16 @@ class Worker:
         """The part of its name that precedes the rank."""
         return self.name.rpartition("/")[0]
 
+    @property
+    def multiple(self) -> int:
+        """The number that its full shares must be multiples of."""
+        return 1 if self.quantum is None else self.quantum
+
     def __post_init__(self) -> None:
-        if self.quantum < 1:
+        if self.multiple < 1:
             raise ConfigError(
                 f"worker {self.name}: quantum is {self.quantum}, but it must be at least 1; use 1 "
-                "to allow any share"
+                "to allow any share, or None to find it"
             )
         if self.min_share < 1:
             raise ConfigError(
@@ -94,7 +100,7 @@ class Fleet:
             [self.global_batch if w.max_share is None else w.max_share for w in self.workers],
             dtype=np.int64,
         )
-        quanta = np.array([w.quantum for w in self.workers], dtype=np.int64)
+        quanta = np.array([w.multiple for w in self.workers], dtype=np.int64)
         quanta.flags.writeable = False
         object.__setattr__(self, "quanta", quanta)
         object.__setattr__(self, "lower", lower)

@@ -96,7 +96,7 @@ class Settings:
     policy: str
     min_share: int  # smallest share of this rank in a full step
     max_share: int | None  # largest share of this rank; `None` for no limit
-    quantum: int
+    quantum: int | None  # that its shares are multiples of; `None` to find it
     memory_fraction: float | None  # of the memory, that a share may fill; `None` for no limit
     trace: Path | None  # where the leader writes the trace; `None` for no trace
     # Steps after which the pass over the loader ends; the next pass ends the program.
@@ -171,7 +171,7 @@ def settings_of(
         policy_given=bool(asked["policy"] or environment.policy),
         min_share=whole(asked["min_share"]),
         max_share=None if max_share is None else whole(max_share),
-        quantum=whole(asked["quantum"]),
+        quantum=None if asked["quantum"] is None else whole(asked["quantum"]),
         memory_fraction=asked["memory_fraction"],
         trace=environment.trace if trace is None else Path(trace),
         max_steps=environment.max_steps,
@@ -252,4 +252,5 @@ def _check_bounds(settings: Settings) -> None:
     check_whole("min_share", settings.min_share, least=1)
     if settings.max_share is not None:
         check_whole("max_share", settings.max_share, least=1)
-    check_whole("quantum", settings.quantum, least=1)
+    if settings.quantum is not None:
+        check_whole("quantum", settings.quantum, least=1)

@@ -113,7 +113,7 @@ class Stride:
         shard_group: dist.ProcessGroup | None = None,
         min_share: int = 1,
         max_share: int | None = None,
-        quantum: int = 1,
+        quantum: int | None = None,
         memory_fraction: float | None = 0.9,
         trace: str | os.PathLike[str] | None = None,
         noise_every: int | None = None,

@@ -366,7 +366,7 @@ def _bounded(worker: Worker, cap: int | None, factor: float) -> Worker:
         return worker
     # A cap below one whole micro-batch would make the fleet infeasible. Raising all caps until
     # this one fits would give the other workers more than they can hold.
-    least = worker.min_share + -worker.min_share % worker.quantum
+    least = worker.min_share + -worker.min_share % worker.multiple
     most = max(ceil(cap * factor), least)
     if worker.max_share is not None and worker.max_share <= most:
         return worker

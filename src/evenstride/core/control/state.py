@@ -130,7 +130,14 @@ class Control:
         if self.fleet is None or self.estimate is None:
             return self.profiles
         one = self.estimate
-        known = profiles_of(self.fleet.workers, one.now.rows, one.noise, one.steps)
+        known = profiles_of(
+            self.fleet.workers,
+            one.now.rows,
+            one.noise,
+            one.steps,
+            one.seen.quantum,
+            one.seen.cliffs,
+        )
         return merged(self.profiles, known)
 
     def situation(
@@ -241,7 +248,7 @@ def _whole(move: Move, fleet: Fleet) -> Move:
 
 def _remembered(control: Control, fleet: Fleet) -> Estimate:
     """Return the estimate for a new fleet, with the former workers' estimates by name."""
-    unknown = Estimate.unknown(len(fleet))
+    unknown = Estimate.unknown(len(fleet), np.array([w.quantum is None for w in fleet.workers]))
     if control.fleet is None or control.estimate is None:
         return unknown
     former = {worker.name: rank for rank, worker in enumerate(control.fleet.workers)}
@@ -256,7 +263,8 @@ def _recognised(estimate: Estimate, fleet: Fleet, profiles: tuple[WorkerProfile,
     found = recalled(estimate.steps, fleet.workers, profiles)
     # Only the speed is uncertain, because the shape depends on model and device.
     curves = CurveEstimates(found.curves).times(1.0, found.doubt**2)
-    return estimate.knowing(found.ranks, curves, found.noise, found.steps)
+    known = estimate.knowing(found.ranks, curves, found.noise, found.steps)
+    return replace(known, seen=known.seen.shaped(found.ranks, found.quanta, found.cliffs))
 
 
 def rebatched(control: Control, batch: int, step: int) -> tuple[Control, Move]:

@@ -49,6 +49,10 @@ class WorkerProfile:
     curve: tuple[float, float, float, float, float]  # the five numbers of its `CurveEstimates`.
     noise: float  # relative variance of one step's time.
     steps: int  # number of steps it is based on.
+    # Samples of a wave, as found in its times: shares in between take as long as whole waves.
+    quantum: int = 1
+    # Its largest share below a cliff, the smallest slow share, and the seconds there; 0 for none.
+    cliff: tuple[float, float, float] = (0.0, 0.0, 0.0)
 
     def to_plain(self) -> dict[str, Any]:
         return asdict(self)
@@ -58,8 +62,12 @@ class WorkerProfile:
         """Return the profile that `to_plain` wrote; `ValueError` if it is invalid."""
         try:
             curve = tuple(float(number) for number in plain["curve"])
-            profile = cls(**{**plain, "curve": curve})
-            sound = len(curve) == 5 and all(map(isfinite, (*curve, profile.noise)))
+            # Profiles of earlier versions have no cliff and no quantum.
+            cliff = tuple(float(number) for number in plain.get("cliff", (0.0, 0.0, 0.0)))
+            profile = cls(**{**plain, "curve": curve, "cliff": cliff})
+            sound = len(curve) == 5 and len(cliff) == 3
+            sound = sound and all(map(isfinite, (*curve, *cliff, profile.noise)))
+            sound = sound and profile.quantum >= 1 and min(cliff) >= 0
             if not (sound and profile.steps > 0 and curve[1] > 0 and profile.noise > 0):
                 raise ValueError("its numbers do not form a valid time curve")
         except (KeyError, TypeError) as error:
@@ -68,9 +76,14 @@ class WorkerProfile:
 
 
 def profiles_of(
-    workers: Sequence[WorkerPlace], curves: FloatArray, noise: FloatArray, steps: IntArray
+    workers: Sequence[WorkerPlace],
+    curves: FloatArray,
+    noise: FloatArray,
+    steps: IntArray,
+    quanta: IntArray,
+    cliffs: FloatArray,
 ) -> tuple[WorkerProfile, ...]:
-    """Return the profiles of measured workers; ``curves`` are rows, ``(5, W)``."""
+    """Return the profiles of measured workers; ``curves`` and ``cliffs`` are rows, ``(n, W)``."""
     return tuple(
         WorkerProfile(
             workers[rank].host,
@@ -80,6 +93,8 @@ def profiles_of(
             tuple(curves[:, rank].tolist()),
             float(noise[rank]),
             int(steps[rank]),
+            int(quanta[rank]),
+            tuple(cliffs[:, rank].tolist()),
         )
         for rank in np.flatnonzero(steps > 0).tolist()
     )
@@ -105,6 +120,8 @@ class Recollection:
     doubt: FloatArray  # relative standard deviation of each speed since then, ``(n,)``
     noise: FloatArray  # relative variance of one step's time, ``(n,)``
     steps: IntArray  # number of steps they are based on, ``(n,)``
+    quanta: IntArray  # samples of a wave, ``(n,)``
+    cliffs: FloatArray  # as in the profiles, ``(3, n)``
 
 
 def recalled(
@@ -126,6 +143,8 @@ def recalled(
         np.array([doubt for _, doubt in found.values()]),
         np.array([profile.noise for profile in profiles]),
         np.array([profile.steps for profile in profiles], dtype=np.int64),
+        np.array([profile.quantum for profile in profiles], dtype=np.int64),
+        np.array([profile.cliff for profile in profiles]).reshape(-1, 3).T,
     )
 
 

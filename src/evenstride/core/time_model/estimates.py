@@ -114,8 +114,8 @@ class TimeModel:
         return share
 
     def _of(self, workers: IntArray) -> TimeModel:
-        lines = (self.fixed_s, self.per_sample_s, self.floor_s, self.speed)
-        return TimeModel(*(each[workers] for each in lines))
+        fixed_s, per_sample_s = self.fixed_s[workers], self.per_sample_s[workers]
+        return TimeModel(fixed_s, per_sample_s, self.floor_s[workers], self.speed[workers])
 
     def _corrected(self, share: IntArray, deadline_s: float) -> IntArray:
         """Return exact shares from ones that are at most one sample off."""
@@ -388,7 +388,8 @@ class Estimate:
     seen: ShareTimes  # times at each worker's latest shares, and the waves and cliffs they show.
 
     @classmethod
-    def unknown(cls, workers: int) -> Estimate:
+    def unknown(cls, workers: int, sought: Mask | None = None) -> Estimate:
+        """Return the estimate before any step; ``sought`` are workers whose waves are sought."""
         none = CurveEstimates.unknown(workers)
         return cls(
             now=none,
@@ -400,7 +401,7 @@ class Estimate:
             steps=np.zeros(workers, dtype=np.int64),
             changes=Changes.none(workers),
             firsts=Firsts.none(workers),
-            seen=ShareTimes.none(workers),
+            seen=ShareTimes.none(workers, sought),
         )
 
     def taking(self, other: Estimate, pairs: list[tuple[int, int]]) -> Estimate:

@@ -41,6 +41,7 @@ class ShareTimes:
     slower: FloatArray  # ``(W,)``, logarithm of the present times relative to the entries
     steps: IntArray  # ``(W,)``, number of steps seen
     held: Mask  # ``(W,)``, whether the latest step was far from its entry, and may be a spike
+    sought: Mask  # ``(W,)``, whether waves are sought
     squares: FloatArray  # ``(2, W)``, sum of squared deviations at one share, and their number
     odd: Mask  # ``(W,)``, whether entries have come that the curve did not foresee
     # ``(W,)``, samples of a wave: times change only at its multiples. 1 for any share.
@@ -53,14 +54,25 @@ class ShareTimes:
     tries: IntArray  # ``(W,)``, number of times that a limit was found
 
     @classmethod
-    def none(cls, workers: int) -> ShareTimes:
+    def none(cls, workers: int, sought: Mask | None = None) -> ShareTimes:
         whole, flat = np.zeros((_ENTRIES, workers), np.int64), np.zeros(workers)
         rows, never = np.zeros((_ENTRIES, workers)), np.zeros(workers, np.bool_)
         none = np.zeros(workers, np.int64)
         limit, one = np.zeros((3, workers), np.int64), np.ones(workers, np.int64)
         pair = np.zeros((2, workers))
         return cls(
-            *(whole, rows, rows, whole, flat, none, never, pair, never),
+            *(
+                whole,
+                rows,
+                rows,
+                whole,
+                flat,
+                none,
+                never,
+                ~never if sought is None else sought,
+                pair,
+                never,
+            ),
             *(one, limit, flat, none, none),
         )
 
@@ -84,6 +96,29 @@ class ShareTimes:
             return None
         beyond_s = np.where(limited, np.exp(self.limit_level + self.slower), 0.0)
         return self.limit[0], beyond_s
+
+    @property
+    def cliffs(self) -> FloatArray:
+        """Each worker's largest share below a cliff, the smallest slow one, and its seconds.
+
+        ``(3, W)``, 0 without a cliff.
+        """
+        limits = self.limits_s
+        if limits is None:
+            return np.zeros((3, len(self.steps)))
+        return np.where(limits[1] > 0, np.array([self.limit[0], self.limit[1], limits[1]]), 0.0)
+
+    def shaped(self, workers: IntArray, quanta: IntArray, cliffs: FloatArray) -> ShareTimes:
+        """Return the record with the waves and cliffs of workers without entries."""
+        if not len(workers):
+            return self
+        quantum, limit = self.quantum.copy(), self.limit.copy()
+        limit_level, proof = self.limit_level.copy(), self.proof.copy()
+        quantum[workers] = np.where(self.sought[workers], quanta, 1)
+        limit[:2, workers] = cliffs[:2].astype(np.int64)
+        limit_level[workers] = np.log(np.where(cliffs[2] > 0, cliffs[2], 1.0))
+        proof[workers] = _PROOF
+        return replace(self, quantum=quantum, limit=limit, limit_level=limit_level, proof=proof)
 
     @property
     def unclear(self) -> Mask:
@@ -248,10 +283,10 @@ def _limited(seen: ShareTimes, w: IntArray, steps: IntArray, jump: Mask) -> Shar
     seen.proof[w] = np.where(slow, np.where(first, 0, seen.proof[w]) + steps, seen.proof[w])
     lower = slow & (first | (share < most))
     seen.limit_level[w] = np.where(lower, level, seen.limit_level[w])
-    seen.limit[0, w] = np.where(first, from_share, np.where(slow, least, share))
+    seen.limit[0, w] = np.where(first, from_share, np.where(slow | (from_share == 0), least, share))
     seen.limit[1, w] = np.where(lower, share, most)
     seen.limit[2, w] = np.where(slow, seen.steps[w], seen.limit[2, w])
     # A normal time at so many samples: the first one was slow for another reason.
-    gone = ~slow & (share >= most)
+    gone = ~slow & (share >= most) & (from_share > 0)
     seen.limit[:, w] = np.where(gone, 0, seen.limit[:, w])
     return seen

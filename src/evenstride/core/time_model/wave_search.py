@@ -81,13 +81,14 @@ def with_waves(estimate: Estimate) -> Estimate:
         return estimate
     every = np.full(len(seen.steps), quanta[0])
     every[some] = quanta
+    every[~seen.sought] = 1
     if (every == seen.quantum).all():
         return estimate
-    changed = np.flatnonzero(quanta != seen.quantum[some])
+    changed = np.flatnonzero(every[some] != seen.quantum[some])
     curves = CurveEstimates(lines[:, changed])
     whose, all_of = some[changed], np.ones(len(changed), np.bool_)
     # What their filter learned in single samples is wrong in waves.
-    estimate = replace(
+    return replace(
         estimate,
         # Waves explain what looked like a cliff.
         seen=replace(seen, quantum=every, limit=np.where(every > 1, 0, seen.limit)),
@@ -95,7 +96,6 @@ def with_waves(estimate: Estimate) -> Estimate:
         former=estimate.former.put(whose, all_of, CurveEstimates.unknown(len(changed))),
         previous=estimate.previous.put(whose, all_of, curves),
     )
-    return estimate
 
 
 def _found(seen: ShareTimes) -> tuple[IntArray, IntArray, FloatArray]:

@@ -294,7 +294,8 @@ def islands_of(shown: Sequence[Sequence[int]]) -> Islands | None:
 
 def _as_one(members: list[Worker]) -> Worker:
     n = len(members)
-    quantum = lcm(*(worker.quantum for worker in members))
+    quantum = lcm(*(worker.multiple for worker in members))
+    found = all(worker.quantum is None for worker in members)
     most = [worker.max_share for worker in members if worker.max_share is not None]
     return Worker(
         name=_name(members),
@@ -302,7 +303,7 @@ def _as_one(members: list[Worker]) -> Worker:
         max_share=n * min(most) if most else None,
         cores=_times_least(n, [worker.cores for worker in members]),
         flops_per_s=_times_least(n, [worker.flops_per_s for worker in members]),
-        quantum=n * quantum if quantum > 1 else 1,
+        quantum=None if found else n * quantum if quantum > 1 else 1,
         device=members[0].device if len({worker.device for worker in members}) == 1 else "",
         slot=members[0].slot,
     )

@@ -91,7 +91,7 @@ class LoaderSettings(Protocol):
     @property
     def max_share(self) -> int | None: ...
     @property
-    def quantum(self) -> int: ...
+    def quantum(self) -> int | None: ...
     @property
     def mode(self) -> SyncMode: ...
     @property
@@ -185,7 +185,7 @@ def check_loader(
         )
     check_micro_batch(asked.max_micro_batch)
     _check_number(asked, by_cost=by_cost)
-    _check_quantum(asked.max_micro_batch, settings.quantum, by_cost=by_cost)
+    _check_quantum(asked.max_micro_batch, settings.quantum or 1, by_cost=by_cost)
     check_unaligned_loader(settings.mode, dataset, asked, by_cost=by_cost)
     if asked.max_steps is not None:
         check_whole("max_steps", asked.max_steps, least=1)

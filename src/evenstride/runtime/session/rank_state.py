@@ -43,7 +43,7 @@ class RankState:
         self.watched = WatchedModels()
         self.batch = BatchInHand(self.watched)
         self.limits = MicroBatchLimits(
-            whole=settings.quantum > 1, layout=RankLayout(team.spans, open=settings.chosen)
+            whole=(settings.quantum or 1) > 1, layout=RankLayout(team.spans, open=settings.chosen)
         )
         self.peaks = PeakReport(self.batch, self.limits, self.progress, team.rank, team.neighbours)
         every = settings.noise_every

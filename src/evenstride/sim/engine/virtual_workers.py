@@ -189,7 +189,7 @@ def _named(groups: list[WorkerGroup]) -> list[Worker]:
                 max_share=group.max_share,
                 cores=group.cores,
                 flops_per_s=group.flops_per_s,
-                quantum=group.quantum or 1,
+                quantum=group.quantum,
             )
         )
     return workers

@@ -27,7 +27,13 @@ def _worker(host: str = "h", slot: int | None = 0, device: str = "cpu x") -> Wor
 def _recalled(estimate: Estimate, workers: list[Worker], known: list[WorkerProfile]) -> Estimate:
     found = recalled(estimate.steps, workers, known)
     curves = CurveEstimates(found.curves).times(1.0, found.doubt**2)
-    return estimate.knowing(found.ranks, curves, found.noise, found.steps)
+    known = estimate.knowing(found.ranks, curves, found.noise, found.steps)
+    return replace(known, seen=known.seen.shaped(found.ranks, found.quanta, found.cliffs))
+
+
+def _profiles_of(workers: list[Worker], found: Estimate) -> tuple[WorkerProfile, ...]:
+    rows, seen = found.now.rows, found.seen
+    return profiles_of(workers, rows, found.noise, found.steps, seen.quantum, seen.cliffs)
 
 
 def _slopes(workers: list[Worker], known: list[WorkerProfile]) -> list[float]:
@@ -47,6 +53,9 @@ def _slopes(workers: list[Worker], known: list[WorkerProfile]) -> list[float]:
         {"noise": float("nan")},
         {"noise": 0.0},
         {"steps": 0},
+        {"quantum": 0},
+        {"cliff": [1.0, 2.0]},
+        {"cliff": [1.0, 2.0, -1.0]},
         {"what": "is this"},
     ],
     ids=str,
@@ -93,12 +102,8 @@ def test_all_of_a_profile_is_recalled() -> None:
     for curves in (found.now, *found.anchors):
         assert curves.rows[:2, 1].tolist() == pytest.approx([0.1, 0.01])
         assert curves.rows[:, 0].tolist() == [0.0] * 5
-    assert [one.slot for one in profiles_of(workers, found.now.rows, found.noise, found.steps)] == [
-        0
-    ]
-    assert [one.host for one in profiles_of(workers, found.now.rows, found.noise, found.steps)] == [
-        "h"
-    ]
+    assert [one.slot for one in _profiles_of(workers, found)] == [0]
+    assert [one.host for one in _profiles_of(workers, found)] == ["h"]
 
 
 def test_a_measured_worker_is_not_recalled() -> None:
