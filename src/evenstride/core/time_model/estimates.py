@@ -28,6 +28,8 @@ _ROUNDING = 1e-14
 # At least this fraction of a time must come from the samples: a curve that is wrongly flat would
 # attract the whole batch to one worker.
 _FLATTEST = 0.02
+# Below this fraction, residuals and their logarithms are treated as equal.
+_LINEAR = 0.08
 # Standard deviation, as a fraction of the time, of a completely unknown fixed time.
 _WIDEST_STD = 0.25
 _HAD = 8  # number of recent shares stored for each worker
@@ -213,7 +215,8 @@ class CurveEstimates:
         with_fixed, with_slope = ff + fs * shares, fs + ss * shares
         whole = with_fixed + with_slope * shares + variance * predicted_s**2
         gain_fixed, gain_slope = with_fixed / whole, with_slope / whole
-        off_s = time_s - predicted_s
+        gain = gain_fixed + gain_slope * shares
+        off_s = predicted_s * _in_logarithms(time_s / predicted_s, gain)
         fixed, slope = _physical(
             fixed + gain_fixed * off_s, slope + gain_slope * off_s, shares, slope
         )
@@ -274,6 +277,21 @@ def at_least(values: FloatArray, least: float) -> FloatArray:
     return np.asarray(np.clip(values, least, np.inf))
 
 
+def _in_logarithms(part: FloatArray, gain: FloatArray) -> FloatArray:
+    """Return the residuals of times, given as fractions of their prediction, for a filter's gain.
+
+    Noise is multiplicative, so a filter of the logarithms moves a time to ``part ** gain`` of it.
+    In a linear one, slow times would count more than equally likely fast ones. If all of the time
+    is new (a gain of 1), there is no difference.
+    """
+    off = part - 1.0
+    some = np.flatnonzero(np.abs(off) > _LINEAR)
+    if len(some):  # elsewhere both are the same within a tenth of a percent
+        some_gain = np.clip(gain[some], 1e-6, 1.0)
+        off[some] = np.expm1(some_gain * np.log(np.maximum(part[some], 1e-9))) / some_gain
+    return np.asarray(off)
+
+
 def _physical(
     fixed: FloatArray, slope: FloatArray, shares: Samples, before: FloatArray
 ) -> tuple[FloatArray, FloatArray]:
@@ -304,12 +322,19 @@ class Changes:
     since: FloatArray  # ``(2, W)``, steps since each of the two was last 0.
     sums: FloatArray  # ``(2, W)``, sum since then of the times relative to the predictions then.
     begun: Mask  # ``(2, W)``, whether the latest time was the first of those.
+    # The latest time as a fraction of its prediction if that was too short to be noise, else 0; and
+    # the number of such times that a normal one followed at once.
+    dip: FloatArray
+    dips: FloatArray
 
     @classmethod
     def none(cls, workers: int) -> Changes:
         flat, pair = np.zeros(workers), np.zeros((2, workers))
         mistaken = np.full(workers, LEAST_ODDS)
-        return cls(flat, flat, flat, flat, flat, mistaken, flat, flat, pair, pair, pair, pair > 0)
+        return cls(
+            *(flat, flat, flat, flat, flat, mistaken, flat, flat),
+            *(pair, pair, pair, pair > 0, flat, flat),
+        )
 
     def copy(self) -> Changes:
         """Return a copy with its own arrays, which may be written to during a turn."""
