@@ -16,6 +16,7 @@ from math import ceil, inf
 import numpy as np
 
 from evenstride.core.allocation.integer_splits import apportion
+from evenstride.core.allocation.recurring_speeds import RecurringSpeeds
 from evenstride.core.allocation.speedup import equal_split, split_by
 from evenstride.core.allocation.step_forecast import StepForecast
 from evenstride.core.arrays import IntArray, Mask
@@ -111,6 +112,9 @@ class Adaptive:
 
     def _compare(self, outlook: StepForecast, situation: Situation) -> Decision:
         fleet, estimate, now = situation.fleet, outlook.estimate, as_array(situation.shares)
+        recurring = _for_recurring(outlook, situation, self.min_gain)
+        if recurring is not None:
+            return recurring
         now_s = outlook.step_s(now)
         best, best_s = outlook.best_split(now, now_s)
         step_s = now_s + situation.communication_s
@@ -140,6 +144,25 @@ class Adaptive:
             f"{(step_s - now_s + best_s) * 1e3:.1f} ms expected ({gain:.1%} less)"
         )
         return Move(as_shares(best), reason, settled=False)
+
+
+def _for_recurring(
+    outlook: StepForecast, situation: Situation, min_gain: float
+) -> Decision | None:
+    """Return the decision if speeds recur too fast to follow them; ``None`` otherwise."""
+    now, apart = as_array(situation.shares), int(situation.observations.steps.max(initial=1))
+    speeds = RecurringSpeeds.of(outlook.estimate, situation.estimate, np.maximum(now, 1))
+    if speeds is None:
+        return None
+    found = speeds.split(situation.fleet, now, situation.lag + apart // 2)
+    if found is None:
+        return None
+    best, best_s = found
+    gain = 1.0 - best_s / speeds.mean_s(now)
+    why = "speeds change back and forth faster than decisions take effect"
+    if gain <= 2 * min_gain:
+        return Keep(f"{why}: the split for all of them stays", settled=False)
+    return Move(as_shares(best), f"{why}: one split for all of them ({gain:.1%} less)", False)
 
 
 @dataclass(frozen=True, slots=True)

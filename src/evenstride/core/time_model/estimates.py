@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from evenstride.core.arrays import FloatArray, IntArray, Mask, Shares
+from evenstride.core.time_model.recent_steps import RecentSteps
 
 Which = IntArray | slice
 """Ranks of some workers, or a slice for all of them."""
@@ -387,6 +388,7 @@ class Estimate:
     steps: IntArray  # ``(W,)``, number of learned steps; 0 means that the worker is unknown.
     changes: Changes  # history of the latest residuals.
     firsts: Firsts  # history of first steps at new shares.
+    recent: RecentSteps  # the times of the latest steps.
 
     @classmethod
     def unknown(cls, workers: int) -> Estimate:
@@ -401,6 +403,7 @@ class Estimate:
             steps=np.zeros(workers, dtype=np.int64),
             changes=Changes.none(workers),
             firsts=Firsts.none(workers),
+            recent=RecentSteps.none(workers),
         )
 
     def taking(self, other: Estimate, pairs: list[tuple[int, int]]) -> Estimate:
@@ -464,6 +467,8 @@ def _taking(into: Any, other: Any, here: IntArray, there: IntArray) -> Any:
     if isinstance(into, CurveEstimates):
         every = np.ones(len(here), dtype=np.bool_)
         return into.put(here, every, other.of(there))
+    if isinstance(into, RecentSteps):
+        return into.taking(other, here, there)
     if isinstance(into, np.ndarray):
         taken = into.copy()
         taken[..., here] = other[..., there]

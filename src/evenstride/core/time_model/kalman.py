@@ -82,7 +82,7 @@ def learn_times(estimate: Estimate, measured: Measurements) -> Estimate:
         fresh = estimate.steps[batch.workers] == 0
         after = _update(_begin(estimate, batch.only(fresh)), batch.only(~fresh))
         estimate = replace(after, firsts=_firsts_after(estimate.firsts, batch, first))
-    return estimate
+    return replace(estimate, recent=estimate.recent.after(usable))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
