@@ -151,18 +151,16 @@ def _for_recurring(
 ) -> Decision | None:
     """Return the decision if speeds recur too fast to follow them; ``None`` otherwise."""
     now, apart = as_array(situation.shares), int(situation.observations.steps.max(initial=1))
-    speeds = RecurringSpeeds.of(outlook.estimate, situation.estimate, np.maximum(now, 1))
+    speeds = RecurringSpeeds.of(outlook.estimate, situation.estimate)
     if speeds is None:
         return None
-    found = speeds.split(situation.fleet, now, situation.lag + apart // 2)
-    if found is None:
+    planned = speeds.next_split(situation.fleet, now, situation.lag, apart)
+    if planned is None:
         return None
-    best, best_s = found
-    gain = 1.0 - best_s / speeds.mean_s(now)
-    why = "speeds change back and forth faster than decisions take effect"
+    gain, why = planned.gain, f"speeds change back and forth {planned.how}"
     if gain <= 2 * min_gain:
-        return Keep(f"{why}: the split for all of them stays", settled=False)
-    return Move(as_shares(best), f"{why}: one split for all of them ({gain:.1%} less)", False)
+        return Keep(f"{why}: the split stays", settled=False)
+    return Move(as_shares(planned.shares), f"{why}: step {gain:.1%} less expected", settled=False)
 
 
 @dataclass(frozen=True, slots=True)

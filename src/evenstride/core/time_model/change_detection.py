@@ -38,6 +38,7 @@ _HICCUP_PART = 0.75
 # CUSUM: half the smallest shift to detect, and the alarm level, in standard deviations. A
 # false alarm then occurs about once in 140,000 steps of normal noise (Siegmund's approximation).
 _SLACK, _ALARM = 0.5, 10.0
+_RECENT = 0.99  # of the number of recent changes, per step
 # Prior of the rate of spikes.
 _SPIKES_FIRST, _STEPS_FIRST = 0.5, 100.0
 
@@ -142,6 +143,7 @@ def judge(before: Changes, seen: Residuals) -> tuple[Changes, Judgement]:
 
     after = before.copy()
     after.steps[workers] += steps
+    after.turns[workers] = before.turns[workers] * _RECENT**steps + jumped
     after.dip[workers] = np.where(short, seen.part, 0.0)
     # A held one is followed by a normal time; after a mistaken change that seems slow.
     after.dips[workers] += (dip > 0) & ~short & (often | slow)

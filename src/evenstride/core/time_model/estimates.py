@@ -327,6 +327,7 @@ class Changes:
     # the number of such times that a normal one followed at once.
     dip: FloatArray
     dips: FloatArray
+    turns: FloatArray  # number of recent changes of speed; older ones count less.
 
     @classmethod
     def none(cls, workers: int) -> Changes:
@@ -334,7 +335,7 @@ class Changes:
         mistaken = np.full(workers, LEAST_ODDS)
         return cls(
             *(flat, flat, flat, flat, flat, mistaken, flat, flat),
-            *(pair, pair, pair, pair > 0, flat, flat),
+            *(pair, pair, pair, pair > 0, flat, flat, flat),
         )
 
     def copy(self) -> Changes:

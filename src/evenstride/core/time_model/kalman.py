@@ -320,6 +320,9 @@ def _jumped(
     free = estimate.noise[w] / judged.averaged + _MODEL_STD**2
     # The larger the apparent change, the more a wrong shape may contribute to it.
     doubt = _JUMP_SHAPE_STD * np.minimum(np.abs(np.log(judged.ratio)), 1.0)
+    # A wrong shape shows once at each share. A speed that changes again and again is a speed: if
+    # it changes together with the share, the curve would otherwise become flat.
+    doubt = doubt / (1.0 + estimate.changes.turns[w]) ** 2
     time_s = base.time_s(share) * judged.ratio
     # Far from where a curve was measured, its shape may be the cause rather than the speed.
     moved = base.times(1.0, np.full(len(share), _JUMP_STD**2)).observed(share, time_s, free)
