@@ -52,6 +52,7 @@ class Situation:
         estimate: the fitted time model, these observations included.
         communication_s: part of every step that does not depend on the split, as far as known.
         epoch: number of the data's epoch to which the next step belongs; ``None`` if not known.
+        lag: steps from ``step`` until a decision takes effect.
     """
 
     fleet: Fleet
@@ -61,6 +62,7 @@ class Situation:
     estimate: Estimate
     communication_s: float = 0.0
     epoch: int | None = None
+    lag: int = 1
 
     @property
     def in_force(self) -> Measurements:

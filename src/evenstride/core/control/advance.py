@@ -114,7 +114,8 @@ def _decide(control: Control, event: Exchanged) -> tuple[Control, Verdict]:
     if event.last:
         never = control.cadence.fewest_steps
         return control, Verdict(event.effective, None, reason="the run ends", exchange_after=never)
-    situation = control.situation(event.step, measured, event.epoch)
+    lag = max(event.effective - event.step, 0) + 1
+    situation = control.situation(event.step, measured, event.epoch, lag)
     fleet, shared_s = situation.fleet, control.communication_s
     postponed = _too_early(control, measured)
     policy_state, decision = _decision(control, situation, postponed=postponed)

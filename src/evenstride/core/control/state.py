@@ -141,7 +141,7 @@ class Control:
         return merged(self.profiles, known)
 
     def situation(
-        self, step: int, observations: Measurements, epoch: int | None = None
+        self, step: int, observations: Measurements, epoch: int | None = None, lag: int = 1
     ) -> Situation:
         return Situation(
             self.formed,
@@ -151,6 +151,7 @@ class Control:
             self.believed,
             self.communication_s,
             epoch,
+            lag,
         )
 
 

@@ -16,6 +16,7 @@ from math import ceil, inf
 import numpy as np
 
 from evenstride.core.allocation.integer_splits import apportion
+from evenstride.core.allocation.recurring_speeds import RecurringSpeeds
 from evenstride.core.allocation.speedup import equal_split, split_by
 from evenstride.core.allocation.step_forecast import StepForecast
 from evenstride.core.arrays import IntArray, Mask
@@ -112,7 +113,7 @@ class Adaptive:
             return state, Keep(reason, settled=False)
         # A worker with a share of 0 runs one sample.
         at = np.maximum(now, 1) if self.allow_idle else now
-        kinds = Kinds.of(estimate.now, estimate.counted(at), state.kinds)
+        kinds = Kinds.of(estimate, at, state.kinds)
         outlook = StepForecast(pooled(estimate, at, kinds), fleet, self.noise_margin)
 
         def usual(outlook: StepForecast) -> Decision:
@@ -141,6 +142,9 @@ class Adaptive:
         self, outlook: StepForecast, situation: Situation, supervisor: Supervisor
     ) -> Decision:
         fleet, estimate, now = situation.fleet, outlook.estimate, as_array(situation.shares)
+        recurring = _for_recurring(outlook, situation, self.min_gain)
+        if recurring is not None:
+            return recurring
         now_s = outlook.step_s(now)
         step_s = now_s + situation.communication_s
         if self._good_enough(outlook, now, now_s, self.min_gain * step_s):
@@ -194,6 +198,21 @@ def _worth(
     earlier = [split.shares for split in supervisor.left if fits(split.shares, situation.fleet)]
     splits = [best, *((shares, outlook.step_s(shares)) for shares in (now, *earlier))]
     return min(splits, key=lambda split: steps * split[1] + firsts.split_s(split[0]))
+
+
+def _for_recurring(outlook: StepForecast, situation: Situation, min_gain: float) -> Decision | None:
+    """Return the decision if speeds recur too fast to follow them; ``None`` otherwise."""
+    now, apart = as_array(situation.shares), int(situation.observations.steps.max(initial=1))
+    speeds = RecurringSpeeds.of(outlook.estimate, situation.estimate)
+    if speeds is None:
+        return None
+    planned = speeds.next_split(situation.fleet, now, situation.lag, apart)
+    if planned is None:
+        return None
+    gain, why = planned.gain, f"speeds change back and forth {planned.how}"
+    if gain <= 2 * min_gain:
+        return Keep(f"{why}: the split stays", settled=False)
+    return Move(as_shares(planned.shares), f"{why}: step {gain:.1%} less expected", settled=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,6 +38,7 @@ _HICCUP_PART = 0.75
 # CUSUM: half the smallest shift to detect, and the alarm level, in standard deviations. A
 # false alarm then occurs about once in 140,000 steps of normal noise (Siegmund's approximation).
 _SLACK, _ALARM = 0.5, 10.0
+_RECENT = 0.99  # of the number of recent changes, per step
 # Prior of the rate of spikes.
 _SPIKES_FIRST, _STEPS_FIRST = 0.5, 100.0
 
@@ -60,6 +61,7 @@ class Residuals:
     anchored: FloatArray
     std: FloatArray  # standard deviation of ``part`` without a change.
     doubt: FloatArray  # its part due to the uncertainty of the prediction.
+    noise_std: FloatArray  # its part due to noise.
     foreseen: Mask  # whether the time agrees with the curve before the latest time.
     steps: IntArray  # number of steps in the median.
     time_s: FloatArray  # the time itself, in seconds.
@@ -75,7 +77,9 @@ class Residuals:
     @property
     def highest(self) -> FloatArray:
         """Limit above which a time is not noise, as a fraction of its prediction."""
-        return np.asarray(1.0 + np.maximum(_SLOW_STD * self.std, _FAR_PART))
+        # Noise is multiplicative, the uncertainty of a curve additive.
+        noise = np.expm1(_SLOW_STD * self.noise_std)
+        return np.asarray(1.0 + np.maximum(np.hypot(_SLOW_STD * self.doubt, noise), _FAR_PART))
 
     @property
     def hiccup_s(self) -> FloatArray:
@@ -97,7 +101,7 @@ class Judgement:
     """The meaning of some workers' new times, arrays of shape ``(n,)``."""
 
     jumped: Mask  # the speed has changed.
-    held: Mask  # a slow time that may be a spike: not learned yet.
+    held: Mask  # a time that may be a spike, or a dip: not learned yet.
     ratio: FloatArray  # new times as fractions of the predicted ones, after a change.
     averaged: FloatArray  # number of steps in the mean of the ratio.
     # 1 if the times drifted up, -1 down, 0 otherwise; the ratio then refers to the
@@ -110,8 +114,14 @@ class Judgement:
 
 def judge(before: Changes, seen: Residuals) -> tuple[Changes, Judgement]:
     workers, steps = seen.workers, seen.steps
-    fast, slow = _faster(before, seen), seen.slow
-    far = fast | slow
+    short, slow = _faster(before, seen), seen.slow
+    dip, dips = before.dip[workers], before.dips[workers]
+    # Where short times have been noise, two in a row show a faster worker, and the longer of them
+    # how much faster.
+    often = (dips + before.dips.mean()) / (before.steps[workers] + _STEPS_FIRST) > HAZARD
+    level = np.where(often, np.maximum(dip, seen.part), seen.part)
+    fast = short & (~often | (dip > 0))
+    far = short | slow
     watched = _watched(before, workers, slow)
     # Usually no worker is slow.
     run = _SlowRuns.of(before, seen.at(watched)) if len(watched) else None
@@ -123,7 +133,7 @@ def judge(before: Changes, seen: Residuals) -> tuple[Changes, Judgement]:
     drifting = drifting[length * seen.time_s[drifting] >= HICCUP_S]
     length, mean, side = drift.since_begun(drifting)
 
-    ratio, averaged = np.where(fast, seen.part, 1.0), steps.astype(np.float64)
+    ratio, averaged = np.where(fast, level, 1.0), steps.astype(np.float64)
     jumped = fast.copy()
     if run is not None:
         confirmed = watched[run.confirmed]
@@ -137,10 +147,13 @@ def judge(before: Changes, seen: Residuals) -> tuple[Changes, Judgement]:
 
     after = before.copy()
     after.steps[workers] += steps
+    after.dip[workers] = np.where(short, seen.part, 0.0)
+    # A held one is followed by a normal time; after a mistaken change that seems slow.
+    after.dips[workers] += (dip > 0) & ~short & (often | slow)
     if run is not None:
         run.put(after, usual=~far[watched])
     drift.put(after, workers, keep=~jumped, skip=far)
-    return after, Judgement(jumped, slow & ~jumped, ratio, averaged, drifted)
+    return after, Judgement(jumped, far & ~jumped, ratio, averaged, drifted)
 
 
 def _watched(before: Changes, workers: IntArray | slice, slow: Mask) -> IntArray:
@@ -191,7 +204,7 @@ class _SlowRuns:
         low = np.where(first, part, np.minimum(before.run_low[workers], part))
         high = np.where(first, part, np.maximum(before.run_high[workers], part))
         rate = (before.spikes[workers] + _SPIKES_FIRST) / (before.steps[workers] + _STEPS_FIRST)
-        by_noise = np.exp(-0.5 * ((part - 1.0) / std) ** 2)  # a bound of the normal tail
+        by_noise = np.exp(-0.5 * (np.log(part) / std) ** 2)  # a bound of the normal tail
         # Noise counts as well as spikes: without it, three standard deviations would be enough for
         # a worker that never had a spike.
         by_chance = np.log(np.minimum(rate + by_noise, 1.0)) * count

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from evenstride.core.arrays import FloatArray, IntArray, Mask, Shares
+from evenstride.core.time_model.recent_steps import RecentSteps
 from evenstride.core.time_model.share_times import ShareTimes
 
 Which = IntArray | slice
@@ -29,6 +30,8 @@ _ROUNDING = 1e-14
 # At least this fraction of a time must come from the samples: a curve that is wrongly flat would
 # attract the whole batch to one worker.
 _FLATTEST = 0.02
+# Below this fraction, residuals and their logarithms are treated as equal.
+_LINEAR = 0.08
 # Standard deviation, as a fraction of the time, of a completely unknown fixed time.
 _WIDEST_STD = 0.25
 _HAD = 8  # number of recent shares stored for each worker
@@ -232,7 +235,8 @@ class CurveEstimates:
         with_fixed, with_slope = ff + fs * shares, fs + ss * shares
         whole = with_fixed + with_slope * shares + variance * predicted_s**2
         gain_fixed, gain_slope = with_fixed / whole, with_slope / whole
-        off_s = time_s - predicted_s
+        gain = gain_fixed + gain_slope * shares
+        off_s = predicted_s * _in_logarithms(time_s / predicted_s, gain)
         fixed, slope = _physical(
             fixed + gain_fixed * off_s, slope + gain_slope * off_s, shares, slope
         )
@@ -288,6 +292,21 @@ class CurveEstimates:
         return CurveEstimates(np.array((fixed, slope, *doubt)))
 
 
+def _in_logarithms(part: FloatArray, gain: FloatArray) -> FloatArray:
+    """Return the residuals of times, given as fractions of their prediction, for a filter's gain.
+
+    Noise is multiplicative, so a filter of the logarithms moves a time to ``part ** gain`` of it.
+    In a linear one, slow times would count more than equally likely fast ones. If all of the time
+    is new (a gain of 1), there is no difference.
+    """
+    off = part - 1.0
+    some = np.flatnonzero(np.abs(off) > _LINEAR)
+    if len(some):  # elsewhere both are the same within a tenth of a percent
+        some_gain = np.clip(gain[some], 1e-6, 1.0)
+        off[some] = np.expm1(some_gain * np.log(np.maximum(part[some], 1e-9))) / some_gain
+    return np.asarray(off)
+
+
 def _physical(
     fixed: FloatArray, slope: FloatArray, shares: Samples, before: FloatArray
 ) -> tuple[FloatArray, FloatArray]:
@@ -318,12 +337,20 @@ class Changes:
     since: FloatArray  # ``(2, W)``, steps since each of the two was last 0.
     sums: FloatArray  # ``(2, W)``, sum since then of the times relative to the predictions then.
     begun: Mask  # ``(2, W)``, whether the latest time was the first of those.
+    # The latest time as a fraction of its prediction if that was too short to be noise, else 0; and
+    # the number of such times that a normal one followed at once.
+    dip: FloatArray
+    dips: FloatArray
+    turns: FloatArray  # number of recent changes of speed; older ones count less.
 
     @classmethod
     def none(cls, workers: int) -> Changes:
         flat, pair = np.zeros(workers), np.zeros((2, workers))
         mistaken = np.full(workers, LEAST_ODDS)
-        return cls(flat, flat, flat, flat, flat, mistaken, flat, flat, pair, pair, pair, pair > 0)
+        return cls(
+            *(flat, flat, flat, flat, flat, mistaken, flat, flat),
+            *(pair, pair, pair, pair > 0, flat, flat, flat),
+        )
 
     def copy(self) -> Changes:
         """Return a copy with its own arrays, which may be written to during a turn."""
@@ -386,6 +413,7 @@ class Estimate:
     changes: Changes  # history of the latest residuals.
     firsts: Firsts  # history of first steps at new shares.
     seen: ShareTimes  # times at each worker's latest shares, and the waves and cliffs they show.
+    recent: RecentSteps  # the times of the latest steps.
 
     @classmethod
     def unknown(cls, workers: int, sought: Mask | None = None) -> Estimate:
@@ -402,6 +430,7 @@ class Estimate:
             changes=Changes.none(workers),
             firsts=Firsts.none(workers),
             seen=ShareTimes.none(workers, sought),
+            recent=RecentSteps.none(workers),
         )
 
     def taking(self, other: Estimate, pairs: list[tuple[int, int]]) -> Estimate:
@@ -471,6 +500,8 @@ def _taking(into: Any, other: Any, here: IntArray, there: IntArray) -> Any:
     if isinstance(into, CurveEstimates):
         every = np.ones(len(here), dtype=np.bool_)
         return into.put(here, every, other.of(there))
+    if isinstance(into, RecentSteps):
+        return into.taking(other, here, there)
     if isinstance(into, np.ndarray):
         taken = into.copy()
         taken[..., here] = other[..., there]

@@ -58,6 +58,9 @@ _NOISE_STEPS = 4.0, 150.0
 # Up to this many steps, no worker's noise is estimated below the common noise of all equally new
 # workers, because the common one is known sooner.
 _NOISE_ALONE = 8
+# Fewest new workers that show whether all of them are noisier than assumed; and the median of the
+# square of a standard normal value.
+_FEWEST_FRESH, _MEDIAN_SQUARE, _GUESS_STEPS = 3, 0.455, 2.0
 # Largest weight of a time that is not regarded as noise, in variances.
 _NOISE_FAR = 6.0
 
@@ -83,7 +86,7 @@ def learn_times(estimate: Estimate, measured: Measurements) -> Estimate:
         fresh = estimate.steps[batch.workers] == 0
         after = _update(_begin(estimate, batch.only(fresh)), batch.only(~fresh))
         estimate = with_waves(replace(after, firsts=firsts))
-    return estimate
+    return replace(estimate, recent=estimate.recent.after(usable))
 
 
 def _shaped(estimate: Estimate, batch: _Batch) -> tuple[Estimate, _Batch]:
@@ -253,6 +256,7 @@ def _update(estimate: Estimate, batch: _Batch) -> Estimate:
         return estimate
     w = batch.workers
     # A drift along the curve: the speed gets less certain with every step, the shape does not.
+    estimate = _noisier(estimate, batch)
     curves = estimate.now.of(w).times(1.0, np.asarray(_DRIFT**2 * batch.steps))
     variance = batch.variance(estimate.noise[w])
     residuals = _residuals(estimate, batch, curves, variance)
@@ -275,6 +279,39 @@ def _update(estimate: Estimate, batch: _Batch) -> Estimate:
     return _noted(learnt, batch, residuals.part, judged, unclear)
 
 
+def _noisier(estimate: Estimate, batch: _Batch) -> Estimate:
+    """Return the estimate with more noise if many new workers are far from their predictions."""
+    # Before they are judged: at first every worker's noise is a guess, and if that is too small,
+    # all of them seem to change their speeds at once, and their first times to be accurate.
+    w = batch.workers
+    before, steps = estimate.noise[w], estimate.steps[w]
+    fresh = steps < _NOISE_ALONE
+    if np.count_nonzero(fresh) < _FEWEST_FRESH:
+        return estimate
+    curves = estimate.now.of(w)
+    off = np.log(batch.time_s / curves.time_s(batch.share))
+    # Slow first steps at new shares say nothing about noise. But without the slow ones, the others
+    # would seem calmer than they are, so only fast ones count then.
+    some = np.flatnonzero(fresh & ((off < 0) if (batch.cold & fresh).any() else True))
+    if not len(some):
+        return estimate
+    theirs, share = curves.of(some), batch.share[some]
+    # An uncertain shape is no noise, and explains times at another share.
+    shape = theirs.relative_std(share) ** 2 - theirs.least_relative_std**2
+    seen = np.maximum(off[some] ** 2 - shape, 0.0) / (1.0 / batch.steps[some] + 1.0 / steps[some])
+    # Limited by the median, because a few workers may really have changed.
+    usual = np.minimum(seen, _NOISE_FAR * np.median(seen) / _MEDIAN_SQUARE).mean()
+    known = _GUESS_STEPS + (steps[some] - 1.0).sum()
+    common = (known * before[some].mean() + len(some) * usual) / (known + len(some))
+    more = np.where(fresh, np.clip(common - before, 0.0, _NOISE_MOST), 0.0)
+    if not more.any():
+        return estimate
+    noise = estimate.noise.copy()
+    noise[w] = before + more
+    unsure = curves.times(1.0, more / np.maximum(steps, 1))
+    return replace(estimate, noise=noise, now=estimate.now.put(w, fresh, unsure))
+
+
 def _residuals(
     estimate: Estimate, batch: _Batch, curves: CurveEstimates, variance: FloatArray
 ) -> Residuals:
@@ -291,6 +328,7 @@ def _residuals(
         anchored=batch.time_s / np.stack(anchored_s),
         std=np.sqrt(doubt**2 + variance),
         doubt=doubt,
+        noise_std=np.sqrt(variance),
         foreseen=foreseen,
         steps=batch.steps,
         time_s=batch.time_s,
@@ -316,6 +354,9 @@ def _jumped(
     free = estimate.noise[w] / judged.averaged + _MODEL_STD**2
     # The larger the apparent change, the more a wrong shape may contribute to it.
     doubt = _JUMP_SHAPE_STD * np.minimum(np.abs(np.log(judged.ratio)), 1.0)
+    # A wrong shape shows once at each share. A speed that changes again and again is a speed: if
+    # it changes together with the share, the curve would otherwise become flat.
+    doubt = doubt / (1.0 + estimate.changes.turns[w]) ** 2
     time_s = base.time_s(share) * judged.ratio
     # Far from where a curve was measured, its shape may be the cause rather than the speed.
     moved = base.times(1.0, np.full(len(share), _JUMP_STD**2)).observed(share, time_s, free)
@@ -381,7 +422,7 @@ def _noted(
     noise, latest, steps = estimate.noise.copy(), estimate.latest.copy(), estimate.steps.copy()
     # Half, because the difference of two times has the variance of both. The residual is
     # unsuitable: it grows while a speed falls slowly, and the noise would then hide that.
-    between = 0.5 * (part - latest[w]) ** 2 * batch.steps
+    between = 0.5 * np.log(part / latest[w]) ** 2 * batch.steps
     seen = np.where(np.isnan(batch.spread), between, batch.spread)
     memory = np.clip(steps[w], *_NOISE_STEPS)
     weight = batch.steps / (batch.steps + memory)

@@ -30,6 +30,9 @@ from evenstride.core.time_model.observation import medians
 # A part is divided again if its scatter is this many standard deviations above chance.
 _DIFFER_STD = 2.0
 _WIDEST = 0.5  # largest difference of a kind's times (in logarithms), at any uncertainty
+# The same in standard deviations, times the square root of the logarithm of the number of members;
+# about a fifth more than the range of so many normal values.
+_RANGE_STD = 3.4
 # If there are more, their workers still keep their differences, see `_drawn_together`.
 _MOST_KINDS = 24
 _TIE = 1.0 - 1e-9
@@ -43,14 +46,23 @@ _PLACES = np.arange(1, _MOST + 1) * 0.6180339887498949 % 1.0
 # fraction of its time), or as small as after about six steps with its own noise.
 _DOUBTFUL, _DOUBTFUL_STD, _DOUBTFUL_NOISE, _UNCLEAR = 3.0, 0.015, 0.4, 1e3
 
+# Steps that the prior of the noise counts as, and those after which a worker's noise is known; and
+# how much a test of scatter must allow for one step.
+_PRIOR_STEPS, _KNOWN_STEPS, _UNSURE = 4.0, 100, 12.0
 _APART = 2.0  # in logarithms; more than the differences of a kind's times
 
 
-def kinds_of(curves: CurveEstimates, shares: IntArray, start: IntArray | None = None) -> IntArray:
+def kinds_of(
+    curves: CurveEstimates,
+    shares: IntArray,
+    start: IntArray | None = None,
+    unsure: float = 1.0,
+) -> IntArray:
     """Return the number of each worker's kind, from 0 without gaps, ``(W,)``; all must be known.
 
     Workers are compared near their own shares. ``start`` are kinds to divide further, ``(W,)``;
-    ``None`` begins with all workers in one. Cost: ``O(W)`` for each halving of the kinds, about
+    ``None`` begins with all workers in one. ``unsure`` is the factor by which scatter may exceed
+    its uncertainty because the noise is not known well yet. Cost: ``O(W)`` for each halving, about
     five passes for the maximum of 24.
     """
     some = looked_at(len(shares))
@@ -62,7 +74,7 @@ def kinds_of(curves: CurveEstimates, shares: IntArray, start: IntArray | None = 
     while len(uncut) and found < _MOST_KINDS:
         # `reduceat` sums over neighbours, so the members of a kind must be adjacent.
         uncut = uncut[mine[uncut].argsort(kind="stable")]
-        cuts = _Cuts.of(seen.of(uncut), theirs[uncut], mine[uncut], found)
+        cuts = _Cuts.of(seen.of(uncut), theirs[uncut], mine[uncut], found, unsure)
         if cuts.found == found:
             break
         uncut, found = uncut[np.isfinite(cuts.limit_s[mine[uncut]])], cuts.found
@@ -84,14 +96,15 @@ class Kinds:
     left: int = 0  # how many of these are left.
 
     @classmethod
-    def of(cls, curves: CurveEstimates, shares: IntArray, before: Kinds | None = None) -> Kinds:
+    def of(cls, estimate: Estimate, shares: IntArray, before: Kinds | None = None) -> Kinds:
         """Return the kinds for a decision; ``before`` are those of the previous one."""
+        curves, shares, unsure = estimate.now, estimate.counted(shares), _unsure(estimate)
         if before is None or len(before.each) != len(shares):
             before = cls(np.zeros(len(shares), dtype=np.int64))
         # Kinds that have become one do not fail the test, so it does not replace a new search.
-        if before.left and kinds_of(curves, shares, before.each) is before.each:
+        if before.left and kinds_of(curves, shares, before.each, unsure) is before.each:
             return replace(before, left=before.left - 1)
-        each = kinds_of(curves, shares)
+        each = kinds_of(curves, shares, unsure=unsure)
         count = int(each.max()) + 1
         # More kinds than can be told apart never come out the same twice.
         same = count == before.count == _MOST_KINDS or np.array_equal(each, before.each)
@@ -133,17 +146,27 @@ class _Cuts:
     found: int  # number of kinds after it
 
     @classmethod
-    def of(cls, curves: CurveEstimates, shares: IntArray, kinds: IntArray, found: int) -> _Cuts:
+    def of(
+        cls,
+        curves: CurveEstimates,
+        shares: IntArray,
+        kinds: IntArray,
+        found: int,
+        unsure: float,
+    ) -> _Cuts:
         parts = _Parts.of(kinds)
         places = parts.places(shares, curves.surest_share(shares))
         level, weight = levels(curves, places[:, parts.each])
         # Around the mean, where the scatter is least; `best_cuts` relies on it.
         level -= (parts.sums(weight * level) / parts.sums(weight))[:, parts.each]
-        scatter = parts.sums(weight * level**2)
+        scatter = parts.sums(weight * level**2) / unsure
         apart = np.maximum.reduceat(level, parts.starts, axis=1)
         apart -= np.minimum.reduceat(level, parts.starts, axis=1)
         # Very uncertain workers never scatter more than chance allows, however different they are.
-        differ = (excess(scatter, parts.counts) > 0) | (apart > _WIDEST)
+        # Unless all of them are, as after the first steps with much noise.
+        usual = np.sqrt(parts.counts / parts.sums(weight))
+        widest = np.maximum(_WIDEST, _RANGE_STD * np.sqrt(np.log(parts.counts)) * usual)
+        differ = (excess(scatter, parts.counts) > 0) | (apart > widest)
         if not differ.any():
             return cls._through(parts.kinds[:0], places[0, :0], places[0, :0], found)
         # At the first place where they differ: with only one place, a worker that became slow was
@@ -234,12 +257,20 @@ def pooled(estimate: Estimate, shares: IntArray, kinds: Kinds | None = None) -> 
     Workers are compared near their own shares. Without ``kinds``, they are found first. Cost:
     ``O(W)``, vectorised; see `kinds_of`.
     """
-    shares = estimate.counted(shares)
-    kinds = kinds or Kinds.of(estimate.now, shares)
+    kinds = kinds or Kinds.of(estimate, shares)
     if kinds.count == len(shares):  # each is alone
         return estimate
+    shares = estimate.counted(shares)
     stray = _stray(estimate.now, shares, np.sqrt(estimate.noise), kinds.each)
     return replace(estimate, now=_drawn_together(estimate.now, shares, kinds.each, stray))
+
+
+def _unsure(estimate: Estimate) -> float:
+    """Return the factor by which scatter may exceed its uncertainty by chance."""
+    # About the quotient of the quantiles of F and chi squared: the noise is known from so many
+    # steps, besides its prior.
+    known = _PRIOR_STEPS + float(np.clip(estimate.steps - 1, 0, _KNOWN_STEPS).sum())
+    return 1.0 + _UNSURE / known
 
 
 def _stray(

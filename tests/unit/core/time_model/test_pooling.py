@@ -134,19 +134,21 @@ def test_a_worker_that_outweighs_all_others_stays_unchanged() -> None:
         assert np.allclose(_times(together, 3), time_s, rtol=1e-6)
 
 
-def _levels(*time_s: float) -> CurveEstimates:
-    """Return well-known curves of workers with these times at a share of 64."""
-    level = np.array(time_s)
+def _levels(*time_s: float) -> Estimate:
+    """Return well-known workers with these times at a share of 64."""
+    level, every = np.array(time_s), np.ones(len(time_s), dtype=np.int64)
     curves = CurveEstimates.certain(0.3 * level, 0.7 * level / 64)
-    return curves.times(1.0, np.full(len(time_s), 1e-6))
+    curves = curves.times(1.0, np.full(len(time_s), 1e-6))
+    unknown = Estimate.unknown(len(time_s))
+    return replace(unknown, now=curves, steps=1000 * every)
 
 
 def test_kinds_are_used_again_ever_longer_while_they_stay_the_same() -> None:
-    curves, shares = _levels(0.05, 0.05, 0.08, 0.08), np.full(4, 64)
+    known, shares = _levels(0.05, 0.05, 0.08, 0.08), np.full(4, 64)
     kinds: Kinds | None = None
     searched = []
     for decision in range(40):
-        before, kinds = kinds, Kinds.of(curves, shares, kinds)
+        before, kinds = kinds, Kinds.of(known, shares, kinds)
         if before is None or kinds.each is not before.each:
             searched.append(decision)
 

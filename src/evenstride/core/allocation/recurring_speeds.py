@@ -1,0 +1,232 @@
+"""The split for speeds that come back sooner than a decision takes effect.
+
+If other jobs slow a worker down again and again, each decision arrives when the speed that it was
+made for has passed. One split for all recent speeds is then better than the best split for the
+latest ones. Which of the two is better is decided by the recent steps themselves.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from evenstride.core.allocation.integer_splits import equal_finish
+from evenstride.core.arrays import FloatArray, IntArray, Mask
+from evenstride.core.fleet import Fleet
+from evenstride.core.time_model.estimates import CurveEstimates, Estimate, TimeModel
+
+_FEWEST = 16  # steps to look at
+# Times of a worker have two levels if their means differ by this many standard deviations of the
+# shorter ones, and by this much as logarithms. (For the two halves of normal noise it is 2.6, of
+# uniform noise 3.5.)
+_APART_STD, _APART = 5.0, 0.12
+# Both levels must have this fraction of the steps. Spikes are rarer.
+_OFTEN = 0.08
+# A speed that lasts longer than this many times the longest earlier one has come to stay.
+_LASTING, _LASTING_STEPS = 1.5, 3
+# Workers to look at: those with the most changes and spikes, at least so many. And other fixed times
+# to try, as parts of the time of the samples; the present one is taken if its scatter, times this, is
+# the least.
+_MOST, _TURNS = 16, 0.5
+_OFFSETS, _PREFERRED = (0.0, 0.1, 0.25, 0.5, 1.0, 2.0), 0.7
+_FEWEST_TURNS = 3  # changes of a speed that show that it recurs
+_BETTER = 0.02  # part of a step that the split for all speeds must save over following them
+_ROUNDS, _STRIDE = 24, 0.5  # of the search for that split
+
+
+# Part of the steps that must repeat for a period, the fewest steps of them, and what the period must
+# save over one split for all.
+_SAME, _CONFIRMED, _MUCH_BETTER = 0.95, 24, 0.03
+# Give every set of workers a number of its own.
+_WEIGHTS = np.sqrt(np.arange(1, 129) * 2.0 + 1.0)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Planned:
+    """A split for recurring speeds."""
+
+    shares: IntArray
+    how: str  # how the speeds recur
+    gain: float  # part of the step that it saves
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RecurringSpeeds:
+    """Recent times of all workers relative to their estimates, where they tell of other speeds."""
+
+    parts: FloatArray  # ``(n, W)``, without noise; 1 for workers with one speed
+    slow: Mask  # ``(n, m)``, where each of the ``m`` workers with two speeds had the lower one
+    model: TimeModel  # the curves, at the higher of two speeds
+
+    @classmethod
+    def of(cls, pooled: Estimate, latest: Estimate) -> RecurringSpeeds | None:
+        """Return them if some speeds recur; ``None`` otherwise.
+
+        ``pooled`` has the curves to split by; ``latest`` those that follow each worker.
+
+        Cost: ``O(n W)`` for the ``n`` steps that `RecentSteps` keeps.
+        """
+        recent, changes = latest.recent, latest.changes
+        if len(recent.share) < _FEWEST:
+            return None
+        often = changes.turns + changes.spikes / (1.0 + _OFTEN * changes.steps)
+        some = np.argsort(-often, kind="stable")[:_MOST]
+        some = some[often[some] > _TURNS]
+        if not len(some):
+            return None
+        found = _TwoSpeeds.of(
+            recent.share[:, some].T, recent.time_s[:, some].T, latest.now.of(some)
+        )
+        turns = np.flatnonzero((found.slow[:, 1:] != found.slow[:, :-1]).any(axis=0)) + 1
+        if len(turns) < _FEWEST_TURNS:
+            return None
+        if found.slow.shape[1] - turns[-1] > _LASTING * np.diff(turns).max() + _LASTING_STEPS:
+            return None
+        # Other workers are as fast as estimated, apart from noise.
+        two = found.slow.any(axis=1)
+        which = some[two]
+        fixed, slope = pooled.now.fixed_s.copy(), pooled.now.per_sample_s.copy()
+        fixed[which], slope[which] = (row[two] for row in found.curves)
+        parts = np.ones(recent.share.shape)
+        parts[:, which] = np.where(found.slow[two].T, found.ratio[two], 1.0)
+        return cls(parts, found.slow[two].T, TimeModel.affine(fixed, slope))
+
+    def next_split(self, fleet: Fleet, now: IntArray, lag: int, apart: int) -> Planned | None:
+        """Return the split for the steps to come; ``None`` if it should follow the latest speeds.
+
+        ``now`` are the shares in force, ``lag`` the steps until a decision takes effect, ``apart``
+        those between two decisions.
+        """
+        delay = lag + apart // 2
+        if len(self.parts) < _FEWEST + delay:
+            return None
+        # A slow time counts when the next one is slow, too.
+        seen = np.minimum(self.parts[1:], self.parts[:-1])
+        followed_s = self._with_delay_s(seen, self.parts[1:], fleet.global_batch, delay)
+        one = self._finishing(self._balanced(), fleet, now)
+        one_s, now_s = self.mean_s(one), self.mean_s(now)
+        period = self._period(lag) if apart == 1 else None
+        if period is not None:
+            again_s = self._with_delay_s(self.parts, self.parts, fleet.global_batch, period)
+            if again_s < (1.0 - _MUCH_BETTER) * min(one_s, followed_s):
+                row = self.parts[len(self.parts) + lag - 1 - period]
+                next_one = self._finishing(row, fleet, now)
+                next_s, kept_s = (
+                    (self.model.at(np.maximum(s, 1)) * row).max() for s in (next_one, now)
+                )
+                return Planned(next_one, f"every {period} steps", 1.0 - float(next_s / kept_s))
+        # Part of a period more or less must not end it.
+        lead = -_BETTER if one_s > (1.0 - _BETTER) * now_s else _BETTER
+        if one_s > (1.0 - lead) * followed_s:
+            return None
+        return Planned(one, "faster than decisions take effect", 1.0 - one_s / now_s)
+
+    def _finishing(self, parts: FloatArray, fleet: Fleet, near: IntArray) -> IntArray:
+        """Return the split with which all finish together if times are multiplied by some parts."""
+        model = TimeModel.affine(self.model.fixed_s * parts, self.model.per_sample_s * parts)
+        bounds = fleet.lower, fleet.upper, fleet.global_batch
+        return equal_finish(model, *bounds, quantum=fleet.quanta, near=near)
+
+    def _period(self, lag: int) -> int | None:
+        """Return after how many steps, at least ``lag``, the same workers are slow again."""
+        states = self.slow @ _WEIGHTS[: self.slow.shape[1]]
+        steps = len(states)
+        if steps < lag + _CONFIRMED:
+            return None
+        # Where the latest steps occurred before; the last place is where they are now.
+        earlier = np.lib.stride_tricks.sliding_window_view(states, _CONFIRMED)[:-lag]
+        alike = (earlier == states[-_CONFIRMED:]).mean(axis=1) >= _SAME
+        for period in (steps - _CONFIRMED - np.flatnonzero(alike)[::-1]).tolist():
+            # As many steps again must confirm it.
+            count = max(period, _CONFIRMED)
+            if period + count > steps:
+                return None
+            if (states[-count:] == states[-count - period : -period]).mean() >= _SAME:
+                return int(period)
+        return None
+
+    def mean_s(self, shares: IntArray) -> float:
+        """Return the mean over these steps of the time that the last worker would have taken."""
+        times_s = self.model.at(np.maximum(shares, 1)) * self.parts
+        return float(times_s.max(axis=1).mean())
+
+    def _with_delay_s(self, seen: FloatArray, passed: FloatArray, batch: int, delay: int) -> float:
+        """Return the mean step of splits for the parts of some steps before."""
+        seen, passed = seen[: len(seen) - delay], passed[delay:]
+        return float((self._level_s(seen, batch) * (passed / seen).max(axis=1)).mean())
+
+    def _level_s(self, parts: FloatArray, batch: int) -> FloatArray:
+        """Return the time at which all finish together if times are multiplied by some parts."""
+        slope, fixed = self.model.per_sample_s, self.model.fixed_s
+        return np.asarray((batch + (fixed / slope).sum()) / (1.0 / (parts * slope)).sum(axis=-1))
+
+    def _balanced(self) -> FloatArray:
+        """Return by how much slower each worker should count, ``(W,)``."""
+        # If all finish together when each is as slow as its own part, the mean step is the time of
+        # that times the mean of the largest quotient. By its gradient, in logarithms: a worker
+        # counts as slower if it is the last in more steps than its part of the work.
+        best, best_cost = np.ones(self.parts.shape[1]), np.inf
+        logs, stride = np.log(self.parts.max(axis=0)), _STRIDE
+        for turn in range(_ROUNDS):
+            part = np.exp(logs)
+            passed = self.parts / part
+            last, most = passed.argmax(axis=1), passed.max(axis=1)
+            work = 1.0 / (part * self.model.per_sample_s)
+            cost = most.sum() / work.sum()
+            if cost < best_cost:
+                best, best_cost = part, cost
+            late = np.bincount(last, most, minlength=len(part)) / most.sum()
+            logs = logs + stride / (1.0 + 0.5 * turn) * (late - work / work.sum())
+        return best
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _TwoSpeeds:
+    """Which of ``k`` workers have two levels of time, and where they are at the longer one."""
+
+    slow: Mask  # ``(k, n)``
+    ratio: FloatArray  # ``(k,)``, the longer level as a multiple of the shorter one
+    curves: FloatArray  # ``(2, k)``, fixed seconds and seconds per sample at the shorter one
+
+    @classmethod
+    def of(cls, share: FloatArray, time_s: FloatArray, now: CurveEstimates) -> _TwoSpeeds:
+        """Find them in the shares and times of ``n`` steps, ``(k, n)`` both; a share of 0 is none.
+
+        Estimates that follow such a worker also bend its curve. So the one with the least scatter
+        around two levels is taken, of some with other fixed times.
+
+        Source:
+            The threshold with the largest variance between both parts is that of Otsu, "A threshold
+            selection method from gray-level histograms" (IEEE SMC 1979).
+        """
+        known, each = share > 0, np.arange(len(share))
+        usual = share.sum(axis=1) / np.maximum(known.sum(axis=1), 1)
+        offsets = np.vstack([now.fixed_s / now.per_sample_s, np.outer(_OFFSETS, usual)])
+        at = np.where(known, share, usual[:, np.newaxis])
+        logs = np.log(np.where(known, time_s, now.time_s(at.T).T)) - np.log(
+            offsets[:, :, np.newaxis] + at
+        )
+        steps = logs.shape[2]
+        ordered = np.sort(logs, axis=2)
+        least = math.ceil(_OFTEN * steps)
+        count = np.arange(least, steps - least + 1)
+        sums, squares = np.cumsum(ordered, axis=2), np.cumsum(ordered**2, axis=2)
+        under = sums[:, :, least - 1 : steps - least]
+        apart = (sums[:, :, -1:] - under) / (steps - count) - under / count
+        between = count * (steps - count) / steps * apart**2
+        cut = between.argmax(axis=2)
+        within = squares[:, :, -1] - sums[:, :, -1] ** 2 / steps
+        within -= np.take_along_axis(between, cut[:, :, np.newaxis], axis=2)[:, :, 0]
+        within[0] *= _PREFERRED
+        which = within.argmin(axis=0)
+        cut = cut[which, each]
+        number, apart = cut + least, apart[which, each, cut]
+        level = under[which, each, cut] / number
+        variance = np.maximum(squares[which, each, number - 1] / number - level**2, 0.0)
+        two = apart > np.maximum(_APART_STD * np.sqrt(variance), _APART)
+        limit = 0.5 * (ordered[which, each, number - 1] + ordered[which, each, number])
+        slow = (logs[which, each] > limit[:, np.newaxis]) & two[:, np.newaxis]
+        slope = np.exp(level)
+        return cls(slow, np.exp(apart), np.stack([offsets[which, each] * slope, slope]))
