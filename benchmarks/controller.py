@@ -18,8 +18,8 @@ the time of the best split at each step, divided by the policy's. `fixed` is the
 found with knowledge of all speeds. `informed` knows the true times after every step. Real times
 contain noise and the cost of new shares. `vs equal` is the real time of the equal split divided by
 that of adaptive, less 1, and `worst` its least value over the seeds. `of best` is adaptive's real
-efficiency divided by the best of the other three. A dash means that there is no such figure. The exit code is 2 if an
-argument is invalid, and else 0.
+efficiency divided by the best of the other three. A dash means that there is no such figure. The
+exit code is 2 if an argument is invalid, and else 0.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from math import ceil, exp, sqrt
+from math import ceil, exp, log, sqrt
 
 import numpy as np
 
