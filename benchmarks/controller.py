@@ -17,8 +17,9 @@ Each line is one scenario, with means over the seeds. Noise-free and real figure
 the time of the best split at each step, divided by the policy's. `fixed` is the best fixed split,
 found with knowledge of all speeds. `informed` knows the true times after every step. Real times
 contain noise and the cost of new shares. `vs equal` is the real time of the equal split divided by
-that of adaptive, less 1. A dash means that there is no such figure. The exit code is 2 if an
-argument is invalid, and else 0.
+that of adaptive, less 1, and `worst` its least value over the seeds. `of best` is adaptive's real
+efficiency divided by the best of the other three. A dash means that there is no such figure. The
+exit code is 2 if an argument is invalid, and else 0.
 """
 
 from __future__ import annotations
@@ -291,7 +292,7 @@ def stuck(number: int) -> int | None:
 
 def head() -> str:
     names = "".join(f"{name:>10}" for name in (OURS, EQUAL, "informed", "fixed"))
-    return f"{'':44}{names} |{names} | vs equal   worst  moves"
+    return f"{'':44}{names} |{names} |  vs equal     worst  of best  moves"
 
 
 def text(line: Line) -> str:
@@ -302,9 +303,10 @@ def text(line: Line) -> str:
         return "".join(f"{'-' if value is None else f'{value:.3f}':>10}" for value in known)
 
     ahead = line.real[OURS] / line.real[EQUAL] - 1.0
+    of_best = line.real[OURS] / max(value for name, value in line.real.items() if name != OURS)
     return (
         f"{line.name:44}{cells(line.noise_free)} |{cells(line.real)} |"
-        f"{ahead:>+9.2%}{line.worst_real - 1:>+9.2%}{line.moves:>7.1f}"
+        f"{ahead:>+10.2%}{line.worst_real - 1:>+10.2%}{of_best:>9.3f}{line.moves:>7.1f}"
     )
 
 

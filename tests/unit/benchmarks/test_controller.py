@@ -9,9 +9,11 @@ import pytest
 from benchmarks import controller
 
 from evenstride.core.policies import policy_from_spec
+from evenstride.sim.engine.lockstep import Simulation
 from evenstride.sim.engine.virtual_workers import Cluster
 from evenstride.sim.scenario.timeline import Timeline
 from tests.unit.sim.clusters import FAST, SLOW, scenario
+from tests.unit.sim.recording import Recording
 
 
 def test_every_table_has_cases_with_names_of_their_own() -> None:
@@ -56,18 +58,12 @@ def test_a_line_has_means_over_seeds_and_the_worst_of_them() -> None:
 
 
 def test_a_bad_start_says_nothing_about_speed() -> None:
-    run = controller.BadStart(scenario(), policy_from_spec("adaptive"), 0)
-    seen = []
-    measured = run._measured
+    usual, bad = (Recording(policy_from_spec("adaptive")) for _ in range(2))
 
-    def kept(cpu_load: np.ndarray) -> object:
-        seen.append(measured(cpu_load))
-        return seen[-1]
+    Simulation(scenario(), usual, 0).run()
+    controller.BadStart(scenario(), bad, 0).run()
 
-    run._measured = kept  # type: ignore[assignment, method-assign]
-    run.run()
-
-    assert [set(some.modelled.tolist()) for some in seen[:3]] == [{False}, {True}, {True}]
+    assert (usual.steps[:2], bad.steps[:2]) == ([0, 1], [1, 2])
 
 
 @pytest.mark.parametrize("arguments", [["--table", "waves,magic"], ["--seeds", "0"]])

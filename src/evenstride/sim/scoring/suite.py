@@ -128,7 +128,7 @@ class ScoredScenario:
         """Return the start and each event, with the step after which a response was possible.
 
         The leader's own cadence follows the measurements, so a late exchange is a late response.
-        But nobody can decide before the first exchange.
+        But no policy can decide before the first exchange.
         """
         every, events = self.scenario.exchange.every, (0, *self.timeline.changes)
         if every == "leader":

@@ -81,7 +81,7 @@ def test_workers_are_numbered_and_keep_what_they_declare() -> None:
 
     workers = Cluster(made, 0).workers
 
-    assert [worker.quantum for worker in workers] == [8, 8, 1]
+    assert [worker.quantum for worker in workers] == [8, 8, None]
     assert [worker.name for worker in workers] == ["fast/0", "fast/1", "slow/0"]
     assert [worker.cores for worker in workers] == [4, 4, None]
     assert [worker.max_share for worker in workers] == [40, 40, None]
