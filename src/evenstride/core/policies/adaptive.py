@@ -35,6 +35,8 @@ _SETTLED_DOUBT = 0.02
 _STARVED = 3
 # Uncertainty at which no move may look worth it.
 _BLOCKING = 0.10
+# Part of a step by which a worker finishes early if its curve may be wrong.
+_EARLY = 0.10
 # Number of steps that may each wait for a decision, the maximum for every policy.
 _MOST_OPENING = 8
 
@@ -163,6 +165,9 @@ class Adaptive:
         if gain <= self.min_gain:
             # With accurate curves, no gain means that the split has been found.
             trial = outlook.trial(now) if doubt > _BLOCKING else None
+            # A wrong curve may also be certain: nothing contradicts it at shares that stay.
+            if trial is None and supervisor.rests(situation):
+                trial = outlook.trial(now, saving=0.0, early=_EARLY)
             if trial is not None:
                 some = fleet.workers[int(np.argmax(trial - now))].name
                 reason = f"worker {some} finishes early: it gets more, to measure a larger share"

@@ -268,6 +268,11 @@ class Supervisor:
             return _UNMEASURED  # the next measurement may change everything
         return max(_LASTS, situation.step - self.begun)
 
+    def rests(self, situation: Situation) -> bool:
+        """Return whether the split has lasted for long, and another one costs nothing."""
+        free = not situation.estimate.firsts.extra_s.any()
+        return free and situation.step - self.begun >= _LASTS <= self.lasts(situation)
+
     def _leaving(self, seen: Stretch) -> Supervisor:
         latest = self.latest
         if latest is None or (latest.shares == seen.shares).all():
