@@ -150,9 +150,7 @@ class StepForecast:
     def _better(self, found: tuple[IntArray, float], model: TimeModel) -> tuple[IntArray, float]:
         return min(found, self._finishing(model, found[0]), key=lambda split: split[1])
 
-    def trial(
-        self, now: IntArray, saving: float = _TRIAL, early: float = 0.0
-    ) -> IntArray | None:
+    def trial(self, now: IntArray, saving: float = _TRIAL, early: float = 0.0) -> IntArray | None:
         """Return a split to try although it is uncertain; ``None`` if no trial is worth it.
 
         Uncertainty away from the measured shares can prevent every move permanently. The time per

@@ -299,8 +299,8 @@ class AdaptiveState:
     """What one decision of `Adaptive` leaves to the next."""
 
     kinds: Kinds | None = None  # the kinds of workers that it used; ``None`` before the first.
-    idle: Idle = Idle()
-    supervisor: Supervisor = Supervisor()
+    idle: Idle = field(default_factory=Idle)
+    supervisor: Supervisor = field(default_factory=Supervisor)
 
     def after(self, situation: Situation) -> AdaptiveState:
         # A worker that is left out or on trial makes steps longer on purpose.
