@@ -150,7 +150,7 @@ class StepForecast:
     def _better(self, found: tuple[IntArray, float], model: TimeModel) -> tuple[IntArray, float]:
         return min(found, self._finishing(model, found[0]), key=lambda split: split[1])
 
-    def trial(self, now: IntArray) -> IntArray | None:
+    def trial(self, now: IntArray, saving: float = _TRIAL, early: float = 0.0) -> IntArray | None:
         """Return a split to try although it is uncertain; ``None`` if no trial is worth it.
 
         Uncertainty away from the measured shares can prevent every move permanently. The time per
@@ -158,6 +158,11 @@ class StepForecast:
         proportion to its slack without becoming the last. A trial does only this, if the late
         workers may well be faster with less: by curves that are steeper by one standard
         deviation.
+
+        Args:
+            now: the split in force, ``(W,)``.
+            saving: part of a step that it must promise.
+            early: part of a step by which a worker must finish early to get more.
         """
         if not ((self.estimate.firsts.share == now) | (now == 0)).all():
             return None  # the current split has not been measured yet
@@ -169,7 +174,8 @@ class StepForecast:
         model = replace(
             self.estimate.model, fixed_s=now_s - slope * whole, per_sample_s=slope, limits=None
         )
-        upper = np.minimum(self.upper, (at * (now_s.max() / now_s)).astype(np.int64))
+        slack = np.where(now_s < (1.0 - early) * now_s.max(), now_s.max() / now_s, 1.0)
+        upper = np.minimum(self.upper, (at * slack).astype(np.int64))
         # A worker keeps at least its share: rounded down, the slack may be less.
         bounds = self.lower, np.maximum(upper, np.minimum(now, self.upper))
         batch, quantum = self.fleet.global_batch, self.fleet.quanta
@@ -180,7 +186,7 @@ class StepForecast:
         then_s = model.at(np.maximum(split, 1))
         # Both with the uncertainty at the present shares: that elsewhere would prevent every trial.
         before_s, after_s = expected_max(now_s, std * now_s), expected_max(then_s, std * then_s)
-        return split if after_s < (1.0 - _TRIAL) * before_s else None
+        return split if after_s < (1.0 - saving) * before_s else None
 
     def finishing_together(self) -> tuple[IntArray, float]:
         return self._finishing(self.estimate.model, None)

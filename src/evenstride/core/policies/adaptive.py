@@ -35,6 +35,8 @@ _SETTLED_DOUBT = 0.02
 _STARVED = 3
 # Uncertainty at which no move may look worth it.
 _BLOCKING = 0.10
+# Part of a step by which a worker finishes early if its curve may be wrong.
+_EARLY = 0.10
 # Number of steps that may each wait for a decision, the maximum for every policy.
 _MOST_OPENING = 8
 
@@ -125,13 +127,15 @@ class Adaptive:
         return replace(state, kinds=kinds, idle=idle), decision
 
     def _good_enough(
-        self, outlook: StepForecast, now: IntArray, now_s: float, gain_s: float
+        self, outlook: StepForecast, now: IntArray, now_s: float, gain_s: float, *, rests: bool
     ) -> bool:
         """Return whether the decision is to keep the split, without a search for the best one."""
         model, at = outlook.estimate.model, np.maximum(now, 1)
-        longest_s = model.makespan_s(at)
+        each_s = model.at(at)
+        longest_s = float(each_s.max())
         # Otherwise a trial may be due, or a worker may be starved, although no split gains much.
         sure = now_s / longest_s - 1.0 < _SETTLED_DOUBT
+        sure = sure and not (rests and (each_s < (1.0 - _EARLY) * longest_s).any())
         return (
             sure
             and not outlook.may_reach(now_s - gain_s)
@@ -147,7 +151,8 @@ class Adaptive:
             return recurring
         now_s = outlook.step_s(now)
         step_s = now_s + situation.communication_s
-        if self._good_enough(outlook, now, now_s, self.min_gain * step_s):
+        rests = supervisor.rests(situation)
+        if self._good_enough(outlook, now, now_s, self.min_gain * step_s, rests=rests):
             return Keep(f"no split would make a step {self.min_gain:.1%} shorter", settled=True)
         best, best_s = outlook.best_split(now, now_s)
         # A fraction of the whole step: if communication dominates, shorter busy times gain little.
@@ -163,6 +168,9 @@ class Adaptive:
         if gain <= self.min_gain:
             # With accurate curves, no gain means that the split has been found.
             trial = outlook.trial(now) if doubt > _BLOCKING else None
+            # A wrong curve may also be certain: nothing contradicts it at shares that stay.
+            if trial is None and rests:
+                trial = outlook.trial(now, saving=0.0, early=_EARLY)
             if trial is not None:
                 some = fleet.workers[int(np.argmax(trial - now))].name
                 reason = f"worker {some} finishes early: it gets more, to measure a larger share"
@@ -291,8 +299,8 @@ class AdaptiveState:
     """What one decision of `Adaptive` leaves to the next."""
 
     kinds: Kinds | None = None  # the kinds of workers that it used; ``None`` before the first.
-    idle: Idle = Idle()
-    supervisor: Supervisor = Supervisor()
+    idle: Idle = field(default_factory=Idle)
+    supervisor: Supervisor = field(default_factory=Supervisor)
 
     def after(self, situation: Situation) -> AdaptiveState:
         # A worker that is left out or on trial makes steps longer on purpose.

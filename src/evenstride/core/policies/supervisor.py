@@ -18,6 +18,7 @@ import numpy as np
 from evenstride.core.allocation.speedup import equal_split
 from evenstride.core.arrays import FloatArray, IntArray
 from evenstride.core.fleet import Fleet, as_array, as_shares
+from evenstride.core.formatting import signed_part
 from evenstride.core.policy import Decision, Keep, Move, Situation
 from evenstride.core.time_model.estimates import Estimate
 from evenstride.core.time_model.observation import Measurements
@@ -29,8 +30,8 @@ _SURE_STD, _LEAST = 3.0, 0.005
 _MEDIAN_COST = 1.25
 # Steps of a split that are no slower than before, after which it counts as the better one.
 _ENOUGH = 3
-# First steps at new shares are left out, unless they have been shown to be as fast as later ones; at
-# most this many in a row, and one that takes this many times as long only if it is the first one.
+# First steps at new shares are left out, unless they have been shown to be as fast as later ones:
+# at most this many in a row, and one that takes this many times as long only if it is the first.
 _SLOW_FIRST, _MOST_SLOW_FIRSTS = 1.25, 3
 # After a split that was worse, the shares stay for this many steps; for twice as many each further
 # time; and until the time that it cost is this part of the time since.
@@ -73,6 +74,15 @@ def stretches(seen: Measurements, fleet: Fleet) -> Iterator[Stretch]:
         ``O(n W)`` for ``n`` steps.
     """
     if not len(seen):
+        return
+    workers = np.arange(len(fleet))
+    alike = len(seen) == len(fleet) and bool(seen.modelled.all())
+    alike = alike and bool((seen.worker == workers).all() and (seen.steps == seen.steps[0]).all())
+    # The usual case: the same steps of all workers, each at one share.
+    if alike and (seen.first_step == seen.first_step[0]).all() and seen.share.all():
+        if seen.share.sum() == fleet.global_batch:
+            busy_s = seen.busy_s.reshape(len(fleet), -1).T
+            yield Stretch(int(seen.first_step[0]), seen.share, busy_s)
         return
     steps = seen.step_of_times()
     numbers, row = np.unique(steps, return_inverse=True)
@@ -241,9 +251,9 @@ class Supervisor:
     left: tuple[Tried, ...] = ()
     mistakes: int = 0  # number of returns to a split that had become slower itself
     debt_s: float = 0.0  # what they cost
-    # Time lost against the equal split, and time of all steps.
-    regret_s: float = 0.0
-    total_s: float = 0.0
+    total_s: float = 0.0  # time of all steps
+    lost_s: float = 0.0  # time lost against the equal split, below 0 for a gain
+    regret_s: float = 0.0  # the same, but earlier gains make up only for a small part of the run
 
     def after(self, situation: Situation) -> Supervisor:
         """Return the state after some more measurements."""
@@ -267,6 +277,15 @@ class Supervisor:
         if latest is None or as_shares(latest.shares) != situation.shares:
             return _UNMEASURED  # the next measurement may change everything
         return max(_LASTS, situation.step - self.begun)
+
+    def rests(self, situation: Situation) -> bool:
+        """Return whether the split has lasted so long that the cost of a trial hardly counts."""
+        latest = self.latest
+        if latest is None or as_shares(latest.shares) != situation.shares:
+            return False
+        lasted = situation.step - self.begun
+        cost_s = float(situation.estimate.firsts.extra_s.max())
+        return lasted >= _LASTS and cost_s <= _BUDGET * lasted * latest.step_s
 
     def _leaving(self, seen: Stretch) -> Supervisor:
         latest = self.latest
@@ -307,7 +326,8 @@ class Supervisor:
         uneven = Away.after(self.uneven, seen, equal, estimate)
         lost_s = uneven.cost_s - (self.uneven.cost_s if self.uneven else 0.0)
         regret_s = max(self.regret_s + lost_s, -_CREDIT * total_s)
-        return replace(state, uneven=uneven, regret_s=regret_s)
+        lost_s += self.lost_s
+        return replace(state, uneven=uneven, lost_s=lost_s, regret_s=regret_s)
 
     def _owing(self, cost_s: float) -> Supervisor:
         assert self.hold is not None
@@ -343,15 +363,17 @@ class Supervisor:
 
     def judged(self, situation: Situation) -> tuple[Supervisor, Decision | None]:
         """Return the decision if the measured steps leave no choice."""
-        better, estimate, state = self.better, situation.estimate, self
+        better, state = self.better, self
         if better is None or not fits(better.shares, situation.fleet):
             return Supervisor(equal=self.equal), None
         if state.hold is not None and situation.step >= state.hold.until:
-            state = replace(state, hold=None, debt_s=0.0)
-        if state.hold is not None:
+            state = replace(state, hold=None, debt_s=0.0, mistakes=self.mistakes // 2)
+        if (hold := state.hold) is not None:
             if as_shares(better.shares) != situation.shares:
-                return state, None
-            return state, Keep(f"{state.hold.reason}; it stays until step {state.hold.until}")
+                return state, None  # the bounds allow no return
+            reason = f"{hold.reason}; the shares stay until step {hold.until}{self._balance()}"
+            known = self.away is None and better.steps >= _AGAIN
+            return state, Keep(reason, settled=known)
         if (back := state._back(situation)) is not None:
             return back
         away = state.away
@@ -359,6 +381,13 @@ class Supervisor:
             reason = "the first step at this split took long; the next ones show whether all do"
             return state, Keep(reason, settled=False)
         return state, None
+
+    def _balance(self) -> str:
+        """Return what the run has gained or lost against the equal split."""
+        if self.equal is None or not self.total_s:
+            return ""
+        part = -self.lost_s / self.total_s
+        return f"; so far the run is {signed_part(part)} than with equal shares"
 
     def _back(self, situation: Situation) -> tuple[Supervisor, Decision] | None:
         """Return to the best split, or to the equal one, if the latest one is surely worse."""
@@ -393,7 +422,8 @@ class Supervisor:
         until = state._until(step, debt_s, failures)
         reason = f"steps measured {exp(off) - 1:.1%} longer at another split"
         hold = Hold(step, until, reason, split, _median(away.logs))
-        decision = Move(as_shares(split.shares), f"back to {which}: {reason}", settled=False)
+        told = f"back to {which}: {reason}{self._balance()}"
+        decision = Move(as_shares(split.shares), told, settled=False)
         return replace(state, hold=hold), decision
 
 
@@ -405,6 +435,8 @@ def fits(shares: IntArray, fleet: Fleet) -> bool:
 
 def _alike(logs: tuple[float, ...], noise: float) -> tuple[float, ...]:
     """Return the latest values that are not from before a change of speed."""
+    if abs(logs[-1] - _median(logs[:-1] or logs)) <= _CHANGED / 2:
+        return logs
     for count in range(2, len(logs) - 1):
         early, late = logs[:-count], logs[-count:]
         usual, off = _median(early), max(_CHANGED_STD * noise / sqrt(count), _CHANGED / 2)

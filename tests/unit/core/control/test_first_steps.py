@@ -129,9 +129,10 @@ def test_slow_first_steps_start_no_storm_of_moves(extra_s: float) -> None:
     without, _, _ = _storm(0.0, 1, EQUAL)
     efficiency, ahead, moves = _storm(extra_s, 1, EQUAL)
 
-    assert efficiency > without - 0.01
+    # A second move would gain less than its first step costs.
+    assert efficiency > without - 0.02
     assert ahead > 1.15
-    assert moves < 20
+    assert moves < 6
 
 
 def test_slow_first_steps_start_no_storm_among_very_unequal_workers() -> None:
@@ -225,7 +226,6 @@ def test_no_worker_is_stuck_for_good_whatever_its_first_steps_were(case: int) ->
     assert _stuck(case, factor, chance, spikes) >= 0.95
 
 
-@pytest.mark.xfail(strict=True, reason="the split stays at 0.945 of the best in this fleet")
 def test_a_fleet_whose_first_steps_all_take_seven_times_as_long_is_balanced() -> None:
     assert _stuck(seed=313, factor=7.0, chance=1.0, spikes=0.0) >= 0.95
 
