@@ -430,4 +430,3 @@ def _spread(one: tuple[float, ...], other: tuple[float, ...], prior: float) -> f
         return prior
     # The two that are their own medians say nothing.
     return max(1.4826 * sorted(away)[2 + (known - 1) // 2], 0.2 * prior, 1e-3)
-

@@ -225,12 +225,20 @@ def _moved(
     longer = log_s - seen.slower[w] > before["level"]
     # A curve grows with the share. A time that moves the other way is another speed.
     speed = ~first & far & (known | (more != longer))
-    # Nor is it a cliff if more samples took less time before.
-    above = np.where(seen.share[1:, w] > share, seen.level[1:, w], np.inf).min(axis=0)
-    speed |= ~first & far & longer & (above < log_s - seen.slower[w] - _FAR_STD * std - _FAR)
+    # Nor is it the share if the worker was slow already.
+    speed |= ~first & far & longer & seen.held[w]
+    # Nor if more samples took less time before.
+    more_samples = np.where(seen.share[1:, w] > share, seen.level[1:, w], np.inf)
+    above = more_samples.min(axis=0)
+    late = ~first & ~known & (log_s - seen.slower[w] - above > _FAR_STD * std + _FAR)
+    place = 1 + more_samples.argmin(axis=0)
+    since = seen.used[place, w]
+    ratio = np.log(share / np.maximum(seen.share[place, w], 1))
+    off = np.where(late, log_s - seen.slower[w] - above - 0.5 * ratio, off)
+    speed |= late
     cold = speed & known & (count <= 1) & (off < 0)
     # The first steps at a new share may be slow for another reason.
-    wait = speed & ~known & (off > 0) & (steps < 2)
+    wait = speed & ~known & (off > 0) & (steps < 2) & ~seen.held[w] & ~late
     change = speed & ~cold & ~wait
     seen.slower[w] += np.where(change, off, 0.0)
     here = log_s - seen.slower[w]
@@ -241,12 +249,10 @@ def _moved(
     seen.count[0, w] = np.where(keep, found["count"] + np.where(change, 0, steps), steps)
     seen.held[w] = False
     # Entries of a share since then may belong to either speed.
-    stale = known & change
+    stale = (known & change) | late
     if stale.any():
-        whose = w[stale]
-        seen.share[1:, whose] = np.where(
-            seen.used[1:, whose] > found["used"][stale], 0, seen.share[1:, whose]
-        )
+        whose, last = w[stale], np.where(late, since, found["used"])[stale]
+        seen.share[1:, whose] = np.where(seen.used[1:, whose] > last, 0, seen.share[1:, whose])
         seen.limit[:, whose] = 0
     least_s = np.log(np.maximum(share, 1) / np.maximum(before["share"], 1))
     odd = ~first & ~known & (np.abs(off) > _ODD_STD * std)

@@ -163,7 +163,8 @@ def _fitted(
     a1 = wx.sum(axis=1) + prior[1]
     a2 = (wx * x).sum(axis=1) + prior[2]
     v0, v1 = (weight * off).sum(axis=1), (wx * off).sum(axis=1)
-    whole_det = a0 * a2 - a1**2
+    # Far more certain than times are, the difference is rounding alone.
+    whole_det = np.maximum(a0 * a2 - a1**2, 1e-12 * a0 * a2)
     fixed, slope = (a2 * v0 - a1 * v1) / whole_det, (a0 * v1 - a1 * v0) / whole_det
     least = (weight * off**2).sum(axis=1) - v0 * fixed - v1 * slope
     doubt = np.stack([a2, -a1, np.broadcast_to(a0, a2.shape)]) / whole_det
