@@ -245,6 +245,10 @@ class Supervisor:
     regret_s: float = 0.0
     total_s: float = 0.0
 
+    def forgiven(self) -> Supervisor:
+        """Return the state in which any split may be tried again, at once."""
+        return replace(self, away=None, hold=None, failures=0, debt_s=0.0)
+
     def after(self, situation: Situation) -> Supervisor:
         """Return the state after some more measurements."""
         state = self

@@ -91,7 +91,12 @@ def with_waves(estimate: Estimate) -> Estimate:
     return replace(
         estimate,
         # Waves explain what looked like a cliff.
-        seen=replace(seen, quantum=every, limit=np.where(every > 1, 0, seen.limit)),
+        seen=replace(
+            seen,
+            quantum=every,
+            limit=np.where(every > 1, 0, seen.limit),
+            tries=seen.tries + (every != seen.quantum),
+        ),
         now=estimate.now.put(whose, all_of, curves),
         former=estimate.former.put(whose, all_of, CurveEstimates.unknown(len(changed))),
         previous=estimate.previous.put(whose, all_of, curves),
