@@ -140,7 +140,8 @@ def _whole_numbers(plain: Any) -> tuple[int, ...]:
 
 
 def _worker(plain: Any) -> Worker:
-    worker = Worker(**plain)
+    # Versions without quanta allowed any share.
+    worker = Worker(**{"quantum": 1, **plain})
     if not isinstance(worker.name, str):
         raise TypeError(f"a worker's name must be a string, not {str(worker.name)[:40]}")
     return worker

@@ -31,6 +31,8 @@ _VERY_DOUBTFUL = 0.05
 _WARY = (1.0, 2.0)
 # Saving that a trial must promise, as a fraction of the step; below it, the split is found.
 _TRIAL = 0.05
+# Steps that the failure of a trial takes.
+_FAILED_STEPS = 3
 # A margin makes no curve flatter than this fraction of its slope.
 _FLATTEST = 0.2
 # Up to this number of workers, giving an uncertain one less is not worthwhile.
@@ -99,6 +101,28 @@ class StepForecast:
     @property
     def upper(self) -> IntArray:
         return self.fleet.upper if self.bounds is None else self.bounds[1]
+
+    def daring(self, now: IntArray) -> StepForecast:
+        """Return the forecast without part of a cliff, if meeting it again may pay.
+
+        A cliff lies between the largest share below it and the smallest slow one. A trial halfway
+        pays once the time lost without it would have paid for its failure.
+        """
+        if not self.estimate.seen.limit[1].any():
+            return self
+        seen = self.estimate.seen.trying(now)
+        careful = replace(self, estimate=replace(self.estimate, seen=seen))
+        bolder, open_to, waited = seen.bolder()
+        if seen is not self.estimate.seen or not open_to.any() or waited < 1:
+            return careful
+        bold = replace(self, estimate=replace(self.estimate, seen=bolder))
+        now_s = careful.step_s(now)
+        careful_s, bold_s = careful.best_split(now, now_s)[1], bold.best_split(now, now_s)[1]
+        limits = seen.limits_s
+        assert limits is not None, "some worker's cliff is sure"
+        at_risk_s = float(limits[1][open_to].max()) - careful_s
+        pays = waited * (careful_s - bold_s) > _FAILED_STEPS * at_risk_s
+        return bold if pays else careful
 
     def step_s(self, shares: IntArray) -> float:
         """Return the expected time of a step in seconds, with the uncertainty of every worker."""

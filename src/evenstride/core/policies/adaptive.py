@@ -102,6 +102,10 @@ class Adaptive:
             reason = f"no step of worker {unknown} has been measured yet"
             return state, Keep(reason, settled=False)
         state = state.after(situation)
+        if estimate.seen.discoveries != state.discoveries:
+            # The curves explain now what took longer at another split.
+            supervisor = state.supervisor.forgiven()
+            state = replace(state, supervisor=supervisor, discoveries=estimate.seen.discoveries)
         supervisor, measured = state.supervisor.judged(situation)
         state = replace(state, supervisor=supervisor)
         if measured is not None:
@@ -116,7 +120,7 @@ class Adaptive:
         # A worker with a share of 0 runs one sample.
         at = np.maximum(now, 1) if self.allow_idle else now
         kinds = Kinds.of(estimate, at, state.kinds)
-        outlook = StepForecast(pooled(estimate, at, kinds), fleet, self.noise_margin)
+        outlook = StepForecast(pooled(estimate, at, kinds), fleet, self.noise_margin).daring(now)
 
         def usual(outlook: StepForecast) -> Decision:
             return self._compare(outlook, situation, supervisor)
@@ -301,6 +305,7 @@ class AdaptiveState:
     kinds: Kinds | None = None  # the kinds of workers that it used; ``None`` before the first.
     idle: Idle = field(default_factory=Idle)
     supervisor: Supervisor = field(default_factory=Supervisor)
+    discoveries: int = 0  # number of cliffs and waves that the curves knew
 
     def after(self, situation: Situation) -> AdaptiveState:
         # A worker that is left out or on trial makes steps longer on purpose.

@@ -255,6 +255,10 @@ class Supervisor:
     lost_s: float = 0.0  # time lost against the equal split, below 0 for a gain
     regret_s: float = 0.0  # the same, but earlier gains make up only for a small part of the run
 
+    def forgiven(self) -> Supervisor:
+        """Return the state in which any split may be tried again, at once."""
+        return replace(self, away=None, hold=None, failures=0, debt_s=0.0)
+
     def after(self, situation: Situation) -> Supervisor:
         """Return the state after some more measurements."""
         state = self

@@ -26,6 +26,8 @@ _SETTLED, _MEMORY = 16.0, 8.0
 _NOISE_FIRST, _NOISE_STEPS = 0.03**2, 4.0
 # Number of slow steps that show a cliff rather than a cold start.
 _PROOF = 2
+# A first step at a new share is slow if it takes this much longer, in logarithms.
+_SLOW = 0.2
 # A limit: a step at more samples took this much longer per sample than before, in logarithms.
 _CLIFF = 0.18
 
@@ -51,7 +53,7 @@ class ShareTimes:
     limit: IntArray
     limit_level: FloatArray  # ``(W,)``, the entry's level there
     proof: IntArray  # ``(W,)``, number of steps that were slow above it
-    tries: IntArray  # ``(W,)``, number of times that a limit was found
+    tries: IntArray  # ``(W,)``, number of times that a cliff or waves were found
 
     @classmethod
     def none(cls, workers: int, sought: Mask | None = None) -> ShareTimes:
@@ -96,6 +98,34 @@ class ShareTimes:
             return None
         beyond_s = np.where(limited, np.exp(self.limit_level + self.slower), 0.0)
         return self.limit[0], beyond_s
+
+    def trying(self, shares: IntArray) -> ShareTimes:
+        """Return the record with cliffs above decided shares that have not been measured yet."""
+        least, most, _ = self.limit
+        under_way = (shares > least) & (shares < most)
+        if not under_way.any():
+            return self
+        limit = self.limit.copy()
+        limit[0] = np.where(under_way, shares, least)
+        return replace(self, limit=limit)
+
+    def bolder(self) -> tuple[ShareTimes, Mask, int]:
+        """Return the record with each cliff halfway to the smallest slow share.
+
+        Also the workers for which that differs, and the steps since the latest cliff was met, over
+        the number of times that one was: each trial waits for twice as long.
+        """
+        least, most, since = self.limit
+        middle = (least + most) // 2
+        open_to = (middle > least) & (self.proof >= _PROOF)
+        limit = self.limit.copy()
+        limit[0] = np.where(open_to, middle, least)
+        waited = (self.steps - since)[open_to] >> np.minimum(self.tries[open_to] - 1, 30)
+        return replace(self, limit=limit), open_to, int(waited.min(initial=2**40))
+
+    @property
+    def discoveries(self) -> int:
+        return int(self.tries.sum())
 
     @property
     def cliffs(self) -> FloatArray:
@@ -164,12 +194,13 @@ def noted(seen: ShareTimes, new: NewTimes) -> tuple[ShareTimes, Mask]:
     stay = np.flatnonzero(~moved)
     if len(stay):
         _stayed(after, w[stay], log_s[stay], new.steps[stay], noise[stay])
-    jump = np.zeros(len(w), np.bool_)
+    jump, alone = np.zeros(len(w), np.bool_), False
     if moved.any():
         places = np.flatnonzero(moved)
-        after, jump[places] = _moved(after, new, places, log_s[places], noise[places])
+        after, jump[places], alone = _moved(after, new, places, log_s[places], noise[places])
     after.used[0, w] = after.steps[w]
-    after = _limited(after, w, new.steps, jump)
+    # If others were as fast as ever at their new shares, it is no cold start.
+    after = _limited(after, w, np.where(jump & alone, _PROOF, new.steps), jump)
     least, most, _ = after.limit[:, w]
     return after, (most > 0) & (new.share > least)
 
@@ -201,7 +232,7 @@ def _stayed(
 
 def _moved(
     seen: ShareTimes, new: NewTimes, places: IntArray, log_s: FloatArray, noise: FloatArray
-) -> tuple[ShareTimes, Mask]:
+) -> tuple[ShareTimes, Mask, bool]:
     w, share, steps = new.workers[places], new.share[places], new.steps[places]
     names = ("share", "level", "count", "used")
     seen = replace(seen, share=seen.share.copy(), odd=seen.odd.copy(), limit=seen.limit.copy())
@@ -225,12 +256,20 @@ def _moved(
     longer = log_s - seen.slower[w] > before["level"]
     # A curve grows with the share. A time that moves the other way is another speed.
     speed = ~first & far & (known | (more != longer))
-    # Nor is it a cliff if more samples took less time before.
-    above = np.where(seen.share[1:, w] > share, seen.level[1:, w], np.inf).min(axis=0)
-    speed |= ~first & far & longer & (above < log_s - seen.slower[w] - _FAR_STD * std - _FAR)
+    # Nor is it the share if the worker was slow already.
+    speed |= ~first & far & longer & seen.held[w]
+    # Nor if more samples took less time before.
+    more_samples = np.where(seen.share[1:, w] > share, seen.level[1:, w], np.inf)
+    above = more_samples.min(axis=0)
+    late = ~first & ~known & (log_s - seen.slower[w] - above > _FAR_STD * std + _FAR)
+    place = 1 + more_samples.argmin(axis=0)
+    since = seen.used[place, w]
+    ratio = np.log(share / np.maximum(seen.share[place, w], 1))
+    off = np.where(late, log_s - seen.slower[w] - above - 0.5 * ratio, off)
+    speed |= late
     cold = speed & known & (count <= 1) & (off < 0)
     # The first steps at a new share may be slow for another reason.
-    wait = speed & ~known & (off > 0) & (steps < 2)
+    wait = speed & ~known & (off > 0) & (steps < 2) & ~seen.held[w] & ~late
     change = speed & ~cold & ~wait
     seen.slower[w] += np.where(change, off, 0.0)
     here = log_s - seen.slower[w]
@@ -241,19 +280,19 @@ def _moved(
     seen.count[0, w] = np.where(keep, found["count"] + np.where(change, 0, steps), steps)
     seen.held[w] = False
     # Entries of a share since then may belong to either speed.
-    stale = known & change
+    stale = (known & change) | late
     if stale.any():
-        whose = w[stale]
-        seen.share[1:, whose] = np.where(
-            seen.used[1:, whose] > found["used"][stale], 0, seen.share[1:, whose]
-        )
+        whose, last = w[stale], np.where(late, since, found["used"])[stale]
+        seen.share[1:, whose] = np.where(seen.used[1:, whose] > last, 0, seen.share[1:, whose])
         seen.limit[:, whose] = 0
     least_s = np.log(np.maximum(share, 1) / np.maximum(before["share"], 1))
     odd = ~first & ~known & (np.abs(off) > _ODD_STD * std)
     seen.odd[w] |= odd
     jump = odd & far & more & longer & (off > 0) & ~speed
     jump &= log_s - seen.slower[w] - before["level"] > least_s + _CLIFF
-    return seen, jump
+    fresh = ~first & ~known
+    slow = int(np.count_nonzero(fresh & (off > _SLOW)))
+    return seen, jump, 2 * slow < int(np.count_nonzero(fresh))
 
 
 def _limited(seen: ShareTimes, w: IntArray, steps: IntArray, jump: Mask) -> ShareTimes:
@@ -279,9 +318,10 @@ def _limited(seen: ShareTimes, w: IntArray, steps: IntArray, jump: Mask) -> Shar
         tries=seen.tries.copy(),
     )
     first = slow & (most == 0)
-    seen.tries[w] += first
-    seen.proof[w] = np.where(slow, np.where(first, 0, seen.proof[w]) + steps, seen.proof[w])
     lower = slow & (first | (share < most))
+    before = np.where(lower, 0, seen.proof[w])
+    seen.proof[w] = np.where(slow, before + steps, seen.proof[w])
+    seen.tries[w] += (before < _PROOF) & (seen.proof[w] >= _PROOF) & slow
     seen.limit_level[w] = np.where(lower, level, seen.limit_level[w])
     seen.limit[0, w] = np.where(first, from_share, np.where(slow | (from_share == 0), least, share))
     seen.limit[1, w] = np.where(lower, share, most)

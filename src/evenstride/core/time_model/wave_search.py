@@ -91,7 +91,12 @@ def with_waves(estimate: Estimate) -> Estimate:
     return replace(
         estimate,
         # Waves explain what looked like a cliff.
-        seen=replace(seen, quantum=every, limit=np.where(every > 1, 0, seen.limit)),
+        seen=replace(
+            seen,
+            quantum=every,
+            limit=np.where(every > 1, 0, seen.limit),
+            tries=seen.tries + (every != seen.quantum),
+        ),
         now=estimate.now.put(whose, all_of, curves),
         former=estimate.former.put(whose, all_of, CurveEstimates.unknown(len(changed))),
         previous=estimate.previous.put(whose, all_of, curves),
@@ -163,7 +168,8 @@ def _fitted(
     a1 = wx.sum(axis=1) + prior[1]
     a2 = (wx * x).sum(axis=1) + prior[2]
     v0, v1 = (weight * off).sum(axis=1), (wx * off).sum(axis=1)
-    whole_det = a0 * a2 - a1**2
+    # Far more certain than times are, the difference is rounding alone.
+    whole_det = np.maximum(a0 * a2 - a1**2, 1e-12 * a0 * a2)
     fixed, slope = (a2 * v0 - a1 * v1) / whole_det, (a0 * v1 - a1 * v0) / whole_det
     least = (weight * off**2).sum(axis=1) - v0 * fixed - v1 * slope
     doubt = np.stack([a2, -a1, np.broadcast_to(a0, a2.shape)]) / whole_det

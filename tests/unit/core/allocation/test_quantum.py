@@ -195,7 +195,8 @@ def test_many_quanta_are_not_all_named() -> None:
 
 
 def test_an_event_of_a_version_without_quanta_is_read() -> None:
-    formed = FleetFormed(0, 0, 64, (Worker("one/0"), Worker("one/1", max_share=48)))
+    workers = Worker("one/0", quantum=1), Worker("one/1", max_share=48, quantum=1)
+    formed = FleetFormed(0, 0, 64, workers)
     plain = encode(formed)
     assert [worker.pop("quantum") for worker in plain["workers"]] == [1, 1]
 
