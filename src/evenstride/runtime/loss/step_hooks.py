@@ -30,7 +30,11 @@ from torch.utils.hooks import RemovableHandle
 from evenstride.core.sampling.draw import Draw
 from evenstride.runtime import usage_errors
 from evenstride.runtime.engines.ddp import InnerWaits
-from evenstride.runtime.engines.divided_models import context_parallel, in_context_parallel
+from evenstride.runtime.engines.divided_models import (
+    check_stages,
+    context_parallel,
+    in_context_parallel,
+)
 from evenstride.runtime.engines.watched_models import WatchedModels
 from evenstride.runtime.loss.batch_in_hand import BatchInHand, StepEvent
 from evenstride.runtime.noise.noise_meter import NoiseMeter
@@ -64,10 +68,17 @@ class BackwardHooks:
         self.own_s = 0.0
         self.commits = 0
         """Number of committed steps."""
+        self.begun = False
+        """Whether a batch has come."""
         self._queued = False  # whether the engine has our callback for the running pass
         self._gave = False  # whether the latest backward pass has left gradients
         self._comparisons = _COMPARISONS  # remaining comparisons between micro-batches
         self._left: list[tuple[Tensor, int]] = []  # gradients and their versions, to compare
+
+    def batch_came(self) -> None:
+        """Refuse a pipeline of which a watched model has become a part before the first batch."""
+        self.begun = True
+        check_stages(self._watched.models)
 
     def follow(self, scaled: Tensor) -> None:
         """Mark the backward pass of a scaled loss."""

@@ -26,7 +26,6 @@ from evenstride.errors import ScaleError
 from evenstride.runtime import usage_errors
 from evenstride.runtime.batch_norm.norm_layers import PlainNorms
 from evenstride.runtime.engines.ddp import InnerWaits
-from evenstride.runtime.engines.divided_models import check_stages
 from evenstride.runtime.engines.watched_models import WatchedModels
 from evenstride.runtime.loading.micro_batch_limits import MicroBatchLimits
 from evenstride.runtime.loss.batch_in_hand import BatchInHand, StepEvent
@@ -61,7 +60,6 @@ class TrainingStep:
         self.weights, self.noise = weights, noise
         self.inner_waits = InnerWaits(clock)
         self._norms = PlainNorms(world_size, limits)
-        self._begun = False  # whether a batch has come
         self.backward = BackwardHooks(
             clock, batch, watched, self.inner_waits, noise, commit, add_up, by_engine=sync is None
         )
@@ -93,13 +91,9 @@ class TrainingStep:
         self.limits.watch_norms(plain=self._norms.any)
 
     def begin(self, draw: Draw, weight: float | None) -> None:
-        """Note a batch that the training loop gets.
-
-        Refuses a pipeline of which a watched model has become a part before the first batch.
-        """
-        if not self._begun:
-            self._begun = True
-            check_stages(self.watched.models)
+        """Note a batch that the training loop gets."""
+        if not self.backward.begun:
+            self.backward.batch_came()
         # First: the hooks of a batch without samples would change the next batch's gradients.
         self.scaling.ghosts.end()
         self._norms.begin(draw)
