@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from math import ceil, exp, log, sqrt
 
 import numpy as np
@@ -454,6 +455,7 @@ def _median(values: tuple[float, ...]) -> float:
     return sorted(values)[(len(values) - 1) // 2]
 
 
+@lru_cache(maxsize=2)  # one decision asks several times
 def _noise(estimate: Estimate) -> float:
     return sqrt(float(np.median(estimate.noise)))
 

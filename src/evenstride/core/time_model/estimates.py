@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -467,9 +468,7 @@ class Estimate:
     @property
     def model(self) -> TimeModel:
         """The mean curves; only meaningful where `steps` is above 0."""
-        line, seen = TimeModel.affine(self.now.fixed_s, self.now.per_sample_s), self.seen
-        quantum = seen.quantum if seen.has_waves else None
-        return replace(line, quantum=quantum, limits=seen.limits_s)
+        return _model(self)
 
     def counted(self, shares: IntArray) -> IntArray:
         """Return the samples whose time counts, ``(W,)``: shares rounded up to whole waves."""
@@ -493,6 +492,15 @@ class Estimate:
     def relative_std(self, shares: IntArray) -> FloatArray:
         """Return the standard deviation of each predicted mean time, as a fraction of it."""
         return self.now.relative_std(self.counted(shares))
+
+
+@lru_cache(maxsize=4)  # one decision asks several times
+def _model(estimate: Estimate) -> TimeModel:
+    seen, line = estimate.seen, TimeModel.affine(estimate.now.fixed_s, estimate.now.per_sample_s)
+    quantum, limits = seen.quantum if seen.has_waves else None, seen.limits_s
+    if quantum is None and limits is None:
+        return line
+    return replace(line, quantum=quantum, limits=limits)
 
 
 def _taking(into: Any, other: Any, here: IntArray, there: IntArray) -> Any:

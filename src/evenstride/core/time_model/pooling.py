@@ -106,7 +106,7 @@ class Kinds:
             return replace(before, left=before.left - 1)
         each = kinds_of(curves, shares, unsure=unsure)
         count = int(each.max()) + 1
-        # More kinds than can be told apart never come out the same twice.
+        # With the maximum of kinds, the limits between them differ each time.
         same = count == before.count == _MOST_KINDS or np.array_equal(each, before.each)
         period = min(2 * before.period, _LONGEST_USE) if same else 1
         return cls(each, count, period, period - 1)

@@ -158,6 +158,8 @@ class ShareTimes:
 
     def counted(self, workers: IntArray | slice, shares: IntArray) -> IntArray:
         """Return the samples whose time counts: shares rounded up to whole waves."""
+        if not self.has_waves:  # a division of integers costs as much as ten products
+            return shares
         quantum = self.quantum[workers]
         return np.asarray(-(-shares // quantum) * quantum)
 
@@ -192,7 +194,9 @@ def noted(seen: ShareTimes, new: NewTimes) -> tuple[ShareTimes, Mask]:
     noise = seen.noise[w]
     moved = seen.share[0, w] != new.share
     stay = np.flatnonzero(~moved)
-    if len(stay):
+    if len(stay) == len(seen.steps):  # all workers, nearly always
+        _stayed(after, slice(None), log_s, new.steps, noise)
+    elif len(stay):
         _stayed(after, w[stay], log_s[stay], new.steps[stay], noise[stay])
     jump, alone = np.zeros(len(w), np.bool_), False
     if moved.any():
@@ -206,9 +210,9 @@ def noted(seen: ShareTimes, new: NewTimes) -> tuple[ShareTimes, Mask]:
 
 
 def _stayed(
-    seen: ShareTimes, w: IntArray, log_s: FloatArray, steps: IntArray, noise: FloatArray
+    seen: ShareTimes, w: IntArray | slice, log_s: FloatArray, steps: IntArray, noise: FloatArray
 ) -> None:
-    count = seen.count[0, w]
+    count = seen.count[0, w].copy()  # not a view of what changes below
     off = log_s - seen.slower[w] - seen.level[0, w]
     far = np.abs(off) > np.maximum(_FAR_STD * np.sqrt(noise * (1 / steps + 1 / count)), _FAR)
     # The first step at a share was slow for another reason.

@@ -95,8 +95,10 @@ def pipelined(thing: object) -> ConfigError:
 def in_context_parallel() -> bool:
     """Return whether ``context_parallel`` of torch has replaced the attention function."""
     attention = nn.functional.scaled_dot_product_attention
+    if attention is _ATTENTION:
+        return False
     module = str(getattr(attention, "__module__", ""))  # a user's own may have none
-    return attention is not _ATTENTION and module.startswith(_CONTEXT)
+    return module.startswith(_CONTEXT)
 
 
 def context_parallel() -> ConfigError:

@@ -295,7 +295,8 @@ class TrainLoader(DataLoader[Any]):
         source = self._source()
         given: list[LoadedBatch] = []  # of the current step
         while True:
-            self._check_came_through()
+            if batch.failed:
+                self._explain()
             asked_s = clock.timer.fetch_started()
             if batch.retry:
                 self._put_back(given.pop() if batch.retry is Retry.BATCH else merge(given))
@@ -336,11 +337,10 @@ class TrainLoader(DataLoader[Any]):
         clock.handed_out(draw.samples, compiled=step.watched.compiled)
         self._own_s += handed_s - fetched_s
 
-    def _check_came_through(self) -> None:
-        """Raise the reason why the last backward pass did not finish, if it did not."""
-        if self._rank.step.batch.failed:
-            self._rank.step.optimizers.check_stepped()
-            self._rank.coordinator.explain_failure()
+    def _explain(self) -> None:
+        """Raise the reason why the last backward pass did not finish."""
+        self._rank.step.optimizers.check_stepped()
+        self._rank.coordinator.explain_failure()
 
     def _end_step(self) -> None:
         rank = self._rank

@@ -30,8 +30,9 @@ from evenstride.runtime.loading.micro_batch_limits import MicroBatchLimits
 from evenstride.runtime.loading.position import EpochOrder
 from evenstride.runtime.loading.seeding import Keys, WindowKey, item_seeds
 
-# Steps planned at once: enough for the code to run warm, few enough to discard.
-_AHEAD = 64
+# Steps planned at once: enough for the code to run warm, few enough to discard. After plans were
+# discarded it is the first number, and twice as many each time, because splits may move again soon.
+_AHEAD = 8, 64
 
 
 class _Planned(NamedTuple):
@@ -72,6 +73,7 @@ class StepSampler:
         self._seeded, self._sizes = seeded, sizes
         self._drawn: deque[tuple[Draw, Keys]] = deque()
         self._plan: deque[_Planned] = deque()
+        self._ahead = _AHEAD[1]  # steps to plan next time
         self._shuffle: Permutation | None = None
         self._parts: EpochParts | None = None
         self._dealing: ShardAssignment | None = None
@@ -146,6 +148,7 @@ class StepSampler:
         shares = self._kept(self._gate.draw(self._step))
         # Identity suffices: the schedule returns the same tuple until a decision.
         if self._plan[0].shares is not shares:
+            self._ahead = _AHEAD[0]
             self._plan_ahead(shares)
         planned = self._plan.popleft()
         self._drawn.extend(zip(planned.draws, planned.batches, strict=True))
@@ -169,7 +172,8 @@ class StepSampler:
         self._fit.check(step_shares(shares, len(cursor.window)))
         # Such steps depend on a decision or on the step before, so only one can be planned.
         one = self._sizes is not None or self._gate.opening or self._dealing is not None
-        count = 1 if one else _AHEAD
+        count = 1 if one else self._ahead
+        self._ahead = min(2 * self._ahead, _AHEAD[1])
         alike = min(count, (cursor.end - cursor.position) // cursor.global_batch)
         if alike and self._sizes is None and self._in_one(shares[self._rank]):
             self._plan.extend(self._planned_alike(shares, alike))

@@ -68,7 +68,8 @@ class BackwardHooks:
         self.own_s = 0.0
         self.commits = 0
         """Number of committed steps."""
-        self._begun = False  # whether a batch has come
+        self.begun = False
+        """Whether a batch has come."""
         self._queued = False  # whether the engine has our callback for the running pass
         self._gave = False  # whether the latest backward pass has left gradients
         self._comparisons = _COMPARISONS  # remaining comparisons between micro-batches
@@ -76,15 +77,14 @@ class BackwardHooks:
 
     def batch_came(self) -> None:
         """Refuse a pipeline of which a watched model has become a part before the first batch."""
-        if not self._begun:
-            self._begun = True
-            check_stages(self._watched.models)
+        self.begun = True
+        check_stages(self._watched.models)
 
     def follow(self, scaled: Tensor) -> None:
         """Mark the backward pass of a scaled loss."""
         self._queued = False  # a backward pass that raised never reached the callback
         if scaled.requires_grad:
-            scaled.register_hook(self._began)  # type: ignore[no-untyped-call]
+            _hook(scaled, self._began)
 
     def check_gradients(self, draw: Draw) -> None:
         """Raise `UsageError` if the gradients of an earlier micro-batch of the step are gone."""
@@ -95,21 +95,21 @@ class BackwardHooks:
 
     def synchronised(self) -> None:
         """Note that the gradients of all ranks are averaged, which commits the step."""
-        draw = self._batch.draw
+        timer, batch = self._clock.timer, self._batch
+        draw = batch.draw
         if self._add_up is not None and draw is not None:
             self._add_up(draw)
-        started_s = self._clock.timer.now()
-        self._clock.timer.synchronised()
-        if draw is not None and not self._batch.committed:
-            self._batch.happened(StepEvent.SYNCHRONISE)
+        started_s = timer.synchronised()
+        if draw is not None and not batch.committed:
+            batch.happened(StepEvent.SYNCHRONISE)
             self._watched.recorded()
             self.commits += 1
             if self._noise is not None:
                 self._noise.committed()
             self._commit(draw)
-        self.own_s += self._clock.timer.now() - started_s
+        self.own_s += timer.now() - started_s
 
-    def _began(self, _: Tensor) -> None:
+    def _began(self, _: object) -> None:
         # Callbacks run in queue order, after the whole graph. Ours runs before the engine waits
         # for other ranks; a callback queued from inside ours runs after that wait.
         if not self._queued and self._batch.draw is not None:
@@ -123,22 +123,24 @@ class BackwardHooks:
                 self._noise.backward_began()
 
     def _gradients_ready(self) -> None:
-        started_s, self._queued = self._clock.timer.now(), False
-        draw, watched = self._batch.draw, self._watched
+        timer, batch, watched = self._clock.timer, self._batch, self._watched
+        started_s, self._queued = timer.now(), False
+        draw = batch.draw
         if draw is None:
             return
-        self._batch.happened(StepEvent.GRADIENTS_READY)
-        # FSDP2 keeps gradients that are not reduced yet elsewhere, so there may be none.
-        self._gave = any(p.grad is not None for p in watched.parameters)
+        batch.happened(StepEvent.GRADIENTS_READY)
+        if not (draw.first and draw.last):
+            # FSDP2 keeps gradients that are not reduced yet elsewhere, so there may be none.
+            self._gave = any(p.grad is not None for p in watched.parameters)
         if draw.last and self._by_engine:  # otherwise at the optimizer's step
-            self._clock.timer.gradients_ready()
+            timer.gradients_ready()
             self._inner_waits.gradients_ready()
             Variable._execution_engine.queue_callback(self.synchronised)
         elif self._comparisons and not draw.last:
             given = [p.grad for p in watched.parameters if p.grad is not None]
             # Torch counts in-place changes of a tensor, which costs less than a copy.
             self._left = [(gradient, gradient._version) for gradient in given]
-        self.own_s += self._clock.timer.now() - started_s
+        self.own_s += timer.now() - started_s
 
     def _compare_gradients(self, draw: Draw) -> None:
         changed = any(gradient._version != version for gradient, version in self._left)
@@ -148,6 +150,17 @@ class BackwardHooks:
             if changed:
                 self._comparisons = 0
                 usage_errors.tell_of_changed_gradients(draw.step)
+
+
+def _hook(tensor: Tensor, hook: Callable[[Tensor], None]) -> None:
+    """Do what ``tensor.register_hook(hook)`` does, without a handle, at a third of its cost."""
+    node: Any = tensor.grad_fn
+    if node is None or type(tensor) is not Tensor or tensor._backward_hooks is not None:
+        tensor.register_hook(hook)  # type: ignore[no-untyped-call]
+        return
+    # Handles count from 0, so later hooks of the script have other numbers.
+    tensor._backward_hooks = OrderedDict({-1: hook})
+    node._register_hook_dict(tensor)
 
 
 def refuse_inside(*, capturing: bool) -> None:
@@ -165,6 +178,8 @@ def _in_compiled_autograd() -> bool:
     """Return whether a backward pass that begins now would be compiled."""
     # By name, because the import is slow and hardly any script needs it.
     compiled = sys.modules.get("torch._dynamo.compiled_autograd")
+    if compiled is None:
+        return False
     return bool(getattr(compiled, "in_compiled_autograd_region", False)) or bool(
         getattr(compiled, "compiled_autograd_enabled", False)
     )
