@@ -112,9 +112,6 @@ class Adaptive:
 
     def _compare(self, outlook: StepForecast, situation: Situation) -> Decision:
         fleet, estimate, now = situation.fleet, outlook.estimate, as_array(situation.shares)
-        recurring = _for_recurring(outlook, situation, self.min_gain)
-        if recurring is not None:
-            return recurring
         now_s = outlook.step_s(now)
         best, best_s = outlook.best_split(now, now_s)
         step_s = now_s + situation.communication_s
