@@ -79,19 +79,21 @@ class RecurringSpeeds:
         found = _TwoSpeeds.of(
             recent.share[:, some].T, recent.time_s[:, some].T, latest.now.of(some)
         )
-        turns = np.flatnonzero((found.slow[:, 1:] != found.slow[:, :-1]).any(axis=0)) + 1
-        if len(turns) < _FEWEST_TURNS:
+        turned = found.slow[:, 1:] != found.slow[:, :-1]
+        # Each worker for itself: one change of every worker is no return.
+        again = np.flatnonzero(turned.sum(axis=1) >= _FEWEST_TURNS)
+        if not len(again):
             return None
+        some, found = some[again], found.at(again)
+        turns = np.flatnonzero(turned[again].any(axis=0)) + 1
         if found.slow.shape[1] - turns[-1] > _LASTING * np.diff(turns).max() + _LASTING_STEPS:
             return None
         # Other workers are as fast as estimated, apart from noise.
-        two = found.slow.any(axis=1)
-        which = some[two]
         fixed, slope = pooled.now.fixed_s.copy(), pooled.now.per_sample_s.copy()
-        fixed[which], slope[which] = (row[two] for row in found.curves)
+        fixed[some], slope[some] = found.curves
         parts = np.ones(recent.share.shape)
-        parts[:, which] = np.where(found.slow[two].T, found.ratio[two], 1.0)
-        return cls(parts, found.slow[two].T, TimeModel.affine(fixed, slope))
+        parts[:, some] = np.where(found.slow.T, found.ratio, 1.0)
+        return cls(parts, found.slow.T, TimeModel.affine(fixed, slope))
 
     def next_split(self, fleet: Fleet, now: IntArray, lag: int, apart: int) -> Planned | None:
         """Return the split for the steps to come; ``None`` if it should follow the latest speeds.
@@ -189,6 +191,9 @@ class _TwoSpeeds:
     slow: Mask  # ``(k, n)``
     ratio: FloatArray  # ``(k,)``, the longer level as a multiple of the shorter one
     curves: FloatArray  # ``(2, k)``, fixed seconds and seconds per sample at the shorter one
+
+    def at(self, places: IntArray) -> _TwoSpeeds:
+        return _TwoSpeeds(self.slow[places], self.ratio[places], self.curves[:, places])
 
     @classmethod
     def of(cls, share: FloatArray, time_s: FloatArray, now: CurveEstimates) -> _TwoSpeeds:

@@ -53,7 +53,7 @@ _COST = (-2, 2)
 _DRIFT, _MODEL_STD = 0.0005, 0.004
 # Bounds of the relative variance of one step's time; and the fewest and most steps in its mean
 # (with fewer, it would itself be so noisy that every test with it misfires).
-_NOISE_LEAST, _NOISE_MOST = 0.005**2, 0.5**2
+_NOISE_LEAST, _NOISE_LIKELY, _NOISE_MOST = 0.005**2, 0.45**2, 0.5**2
 _NOISE_STEPS = 4.0, 150.0
 # Up to this many steps, no worker's noise is estimated below the common noise of all equally new
 # workers, because the common one is known sooner.
@@ -286,13 +286,16 @@ def _noisier(estimate: Estimate, batch: _Batch) -> Estimate:
     w = batch.workers
     before, steps = estimate.noise[w], estimate.steps[w]
     fresh = steps < _NOISE_ALONE
-    if np.count_nonzero(fresh) < _FEWEST_FRESH:
+    cold = batch.cold & fresh
+    if np.count_nonzero(fresh) < max(_FEWEST_FRESH, 2 * np.count_nonzero(cold)):
         return estimate
     curves = estimate.now.of(w)
     off = np.log(batch.time_s / curves.time_s(batch.share))
+    # What all have in common is no noise between them: their first steps may all have been slow.
+    off -= np.median(off[fresh])
     # Slow first steps at new shares say nothing about noise. But without the slow ones, the others
     # would seem calmer than they are, so only fast ones count then.
-    some = np.flatnonzero(fresh & ((off < 0) if (batch.cold & fresh).any() else True))
+    some = np.flatnonzero(fresh & ((off < 0) if cold.any() else True))
     if not len(some):
         return estimate
     theirs, share = curves.of(some), batch.share[some]
@@ -303,7 +306,10 @@ def _noisier(estimate: Estimate, batch: _Batch) -> Estimate:
     usual = np.minimum(seen, _NOISE_FAR * np.median(seen) / _MEDIAN_SQUARE).mean()
     known = _GUESS_STEPS + (steps[some] - 1.0).sum()
     common = (known * before[some].mean() + len(some) * usual) / (known + len(some))
-    more = np.where(fresh, np.clip(common - before, 0.0, _NOISE_MOST), 0.0)
+    # More than that is the first step of a compiler, which slows down fast workers the most.
+    if common > _NOISE_LIKELY:
+        return estimate
+    more = np.where(fresh, np.maximum(common - before, 0.0), 0.0)
     if not more.any():
         return estimate
     noise = estimate.noise.copy()
@@ -354,9 +360,6 @@ def _jumped(
     free = estimate.noise[w] / judged.averaged + _MODEL_STD**2
     # The larger the apparent change, the more a wrong shape may contribute to it.
     doubt = _JUMP_SHAPE_STD * np.minimum(np.abs(np.log(judged.ratio)), 1.0)
-    # A wrong shape shows once at each share. A speed that changes again and again is a speed: if
-    # it changes together with the share, the curve would otherwise become flat.
-    doubt = doubt / (1.0 + estimate.changes.turns[w]) ** 2
     time_s = base.time_s(share) * judged.ratio
     # Far from where a curve was measured, its shape may be the cause rather than the speed.
     moved = base.times(1.0, np.full(len(share), _JUMP_STD**2)).observed(share, time_s, free)
