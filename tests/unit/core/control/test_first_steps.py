@@ -99,13 +99,15 @@ def test_of_several_steps_at_a_new_share_a_slow_first_one_does_not_count() -> No
     assert _at(after, 51) == pytest.approx(_at(calm, 51), rel=0.02)
 
 
-def _storm(extra_s: float, seed: int, workers: list[dict[str, Any]]) -> tuple[float, float, int]:
+def _storm(
+    extra_s: float, seed: int, workers: list[dict[str, Any]], lag: int = 3
+) -> tuple[float, float, int]:
     """Return the efficiency, the real time against equal batches, and the moves."""
     made = scenario(
         global_batch=512,
         steps=150,
         workers=[{**kind, "new_share_s": extra_s} for kind in workers],
-        exchange={"lag": 3},
+        exchange={"lag": lag},
         events=[{"kind": "step", "at": 50, "workers": 0, "speed": 0.5}],
     )
     stage = ScoredScenario.of(made, seed)
@@ -133,6 +135,16 @@ def test_slow_first_steps_start_no_storm_of_moves(extra_s: float) -> None:
     assert efficiency > without - 0.02
     assert ahead > 1.15
     assert moves < 6
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_slow_first_step_is_no_wave_and_no_cliff(seed: int) -> None:
+    noisy = [{**EQUAL[0], "samples_per_s": 1000.0, "fixed_s": 0.01, "noise": 0.03}]
+
+    efficiency, ahead, _ = _storm(0.05, seed, noisy, lag=1)
+
+    assert efficiency > 0.93, "the slow-down of a worker is balanced"
+    assert ahead > 1.2
 
 
 def test_slow_first_steps_start_no_storm_among_very_unequal_workers() -> None:
