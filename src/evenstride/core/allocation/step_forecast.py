@@ -33,6 +33,8 @@ _WARY = (1.0, 2.0)
 _TRIAL = 0.05
 # Steps that the failure of a trial takes.
 _FAILED_STEPS = 3
+# Part of its share by which the share of a worker that finishes early grows at most, to measure it.
+_MORE = 0.25
 # A margin makes no curve flatter than this fraction of its slope.
 _FLATTEST = 0.2
 # Up to this number of workers, giving an uncertain one less is not worthwhile.
@@ -174,7 +176,7 @@ class StepForecast:
     def _better(self, found: tuple[IntArray, float], model: TimeModel) -> tuple[IntArray, float]:
         return min(found, self._finishing(model, found[0]), key=lambda split: split[1])
 
-    def trial(self, now: IntArray, saving: float = _TRIAL, early: float = 0.0) -> IntArray | None:
+    def trial(self, now: IntArray) -> IntArray | None:
         """Return a split to try although it is uncertain; ``None`` if no trial is worth it.
 
         Uncertainty away from the measured shares can prevent every move permanently. The time per
@@ -182,11 +184,6 @@ class StepForecast:
         proportion to its slack without becoming the last. A trial does only this, if the late
         workers may well be faster with less: by curves that are steeper by one standard
         deviation.
-
-        Args:
-            now: the split in force, ``(W,)``.
-            saving: part of a step that it must promise.
-            early: part of a step by which a worker must finish early to get more.
         """
         if not ((self.estimate.firsts.share == now) | (now == 0)).all():
             return None  # the current split has not been measured yet
@@ -198,8 +195,7 @@ class StepForecast:
         model = replace(
             self.estimate.model, fixed_s=now_s - slope * whole, per_sample_s=slope, limits=None
         )
-        slack = np.where(now_s < (1.0 - early) * now_s.max(), now_s.max() / now_s, 1.0)
-        upper = np.minimum(self.upper, (at * slack).astype(np.int64))
+        upper = np.minimum(self.upper, (at * (now_s.max() / now_s)).astype(np.int64))
         # A worker keeps at least its share: rounded down, the slack may be less.
         bounds = self.lower, np.maximum(upper, np.minimum(now, self.upper))
         batch, quantum = self.fleet.global_batch, self.fleet.quanta
@@ -210,7 +206,43 @@ class StepForecast:
         then_s = model.at(np.maximum(split, 1))
         # Both with the uncertainty at the present shares: that elsewhere would prevent every trial.
         before_s, after_s = expected_max(now_s, std * now_s), expected_max(then_s, std * then_s)
-        return split if after_s < (1.0 - saving) * before_s else None
+        return split if after_s < (1.0 - _TRIAL) * before_s else None
+
+    def probe(self, now: IntArray, early: float, risk: float) -> IntArray | None:
+        """Return a split in which the earliest worker has a share that it never had, or ``None``.
+
+        A wrong curve may be certain, because nothing contradicts it at shares that stay. One more
+        step shows the truth, and in proportion to the share it takes only so much longer.
+
+        Args:
+            now: the split in force, ``(W,)``.
+            early: part of a step by which the worker must finish early.
+            risk: part by which the step may become longer in proportion to the share.
+        """
+        model, firsts, every = self.estimate.model, self.estimate.firsts, np.arange(len(now))
+        now_s, quanta = model.at(np.maximum(now, 1)), self.fleet.quanta
+        if not len(now) or not ((firsts.share == now) | (now == 0)).all():
+            return None
+        last_s = float(now_s.max())
+        quanta = quanta if model.quantum is None else np.maximum(quanta, model.quantum)
+        more = now + np.maximum((now * np.minimum(last_s / now_s - 1.0, _MORE)).astype(int), 1)
+        more += -more % quanta
+        more_s = now_s * more / np.maximum(now, 1)
+        # A longer predicted time is a cliff that is known.
+        may = (more_s <= (1.0 + risk) * last_s) & (model.at(more) <= more_s) & (more <= self.upper)
+        may &= (now_s < (1.0 - early) * last_s) & (now > 0) & firsts.new(every, more)
+        if not may.any():
+            return None
+        one = int(np.argmin(np.where(may, now_s, np.inf)))
+        lower, upper = self.lower.copy(), np.minimum(self.upper, np.maximum(now, self.lower))
+        lower[one] = upper[one] = more[one]
+        try:
+            bounds = lower, upper, self.fleet.global_batch
+            split = equal_finish(model, *bounds, quantum=self.fleet.quanta, near=now)
+        except InfeasibleShares:
+            return None
+        # It pays only if the last worker can have less.
+        return split if split[now_s.argmax()] < now[now_s.argmax()] else None
 
     def finishing_together(self) -> tuple[IntArray, float]:
         return self._finishing(self.estimate.model, None)

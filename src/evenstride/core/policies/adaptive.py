@@ -171,7 +171,7 @@ class Adaptive:
             trial = outlook.trial(now) if doubt > _BLOCKING else None
             # A wrong curve may also be certain: nothing contradicts it at shares that stay.
             if trial is None and rests:
-                trial = outlook.trial(now, saving=0.0, early=_EARLY)
+                trial = outlook.probe(now, _EARLY, supervisor.risk(situation))
             if trial is not None:
                 some = fleet.workers[int(np.argmax(trial - now))].name
                 reason = f"worker {some} finishes early: it gets more, to measure a larger share"

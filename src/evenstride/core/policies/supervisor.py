@@ -44,6 +44,8 @@ _CHANGED_STD, _CHANGED = 5.0, 0.10
 _AGAIN = 4  # steps of a split after which it is known again
 # Fewest steps that a new split is expected to last, and that while the latest one is not measured.
 _LASTS, _UNMEASURED = 64, 8
+# Steps that a trial takes, and the part by which each may be longer at most.
+_TRIAL_STEPS, _MOST_RISK = 8, 0.5
 _LEFT = 6  # number of earlier splits that are remembered
 # Steps of the equal split that a run may lose before the bound on the regret applies, and the part
 # of the run that an earlier gain makes up for.
@@ -291,6 +293,10 @@ class Supervisor:
         lasted = situation.step - self.begun
         cost_s = float(situation.estimate.firsts.extra_s.max())
         return lasted >= _LASTS and cost_s <= _BUDGET * lasted * latest.step_s
+
+    def risk(self, situation: Situation) -> float:
+        """Return the part by which the steps of a trial may be longer, after so long without one."""
+        return min(_BUDGET * (situation.step - self.begun) / _TRIAL_STEPS, _MOST_RISK)
 
     def _leaving(self, seen: Stretch) -> Supervisor:
         latest = self.latest
