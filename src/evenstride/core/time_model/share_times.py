@@ -214,7 +214,8 @@ def _stayed(
 ) -> None:
     count = seen.count[0, w].copy()  # not a view of what changes below
     off = log_s - seen.slower[w] - seen.level[0, w]
-    far = np.abs(off) > np.maximum(_FAR_STD * np.sqrt(noise * (1 / steps + 1 / count)), _FAR)
+    widest = np.maximum(_FAR_STD * np.sqrt(noise * (1 / steps + 1 / count)), _FAR)
+    far = np.abs(off) > widest
     # The first step at a share was slow for another reason.
     cold = far & (off < 0) & (count <= 1)
     # A single slow step may be a spike.
@@ -229,9 +230,9 @@ def _stayed(
     seen.slower[w] += np.where(changed, off, drift)
     seen.count[0, w] = np.where(cold, steps, np.where(near, count + steps, count))
     # The deviation of a new mean from an old one has both variances.
-    square = off**2 / (1 / steps + 1 / count)
-    seen.squares[0, w] += np.where(near, square, 0.0)
-    seen.squares[1, w] += near
+    # Far ones count with a limit, because many of them are noise after all.
+    seen.squares[0, w] += np.minimum(off**2, widest**2) / (1 / steps + 1 / count)
+    seen.squares[1, w] += 1
 
 
 def _moved(

@@ -29,9 +29,16 @@ _FIXED, _FIXED_STD, _WHOLE_STD = 0.25, 0.25, 0.3
 # Relative standard deviation of a time that a true curve may have without noise.
 _MODEL_STD = 0.01
 # Required logarithm of the odds; and the odds at which a worker contradicts its group.
-_CLEAR, _AGAINST = 7.0, -3.0
+_CLEAR, _AGAINST = 9.0, -3.0
 # Largest mean square of the residuals of a curve that explains its entries, in variances.
 _FITS = 4.0
+# Places of a bend, between the least and the largest share; by how much a line gets steeper there;
+# and the logarithm of the odds against a bend at any of them.
+_BENDS = np.linspace(0.0, 1.0, 17)[1:-1, None]
+_STEEPER = 0.5, 2.0
+_BENT = 1.0
+# And against the choice of the workers that have waves, for each other one.
+_CHOSEN = 2.0
 _WORKERS = 32  # compared at most; of more, those with most entries
 _GROUPS = 3  # different waves that are searched in one fleet
 
@@ -113,15 +120,17 @@ def _found(seen: ShareTimes) -> tuple[IntArray, IntArray, FloatArray]:
         return some, some, np.zeros((5, 0))
     shares, weight, times, scale = _columns(seen, some, entries)
     fits = _fitted(_rounded(shares), shares, times, weight)
-    floors = _fitted(np.maximum(shares, shares[:, None]), shares, times, weight)
-    plain = np.maximum(fits.evidence[0], floors.evidence.max(axis=0) - 1.0)
+    bent = _fitted(_bent(shares, weight), shares, times, weight)
+    plain = np.maximum(fits.evidence[0], bent.evidence.max(axis=0) - _BENT)
     odds = fits.evidence - plain
     left, taken = np.ones(len(some), np.bool_), np.zeros(len(some), np.int64)
     for _ in range(_GROUPS):
         total = odds[:, left].sum(axis=1) + _PRIOR
         best = int(total[1:].argmax()) + 1
         inside = left & (odds[best] > _AGAINST) & (fits.square[best] < _FITS)
-        if float(odds[best, inside].sum() + _PRIOR[best]) < _CLEAR:
+        # Some workers of many always seem to have waves.
+        mine = odds[best, inside].sum() + _PRIOR[best] - _CHOSEN * np.count_nonzero(left & ~inside)
+        if float(mine) < _CLEAR:
             break
         taken[inside] = best
         left &= ~inside
@@ -147,6 +156,16 @@ def _columns(
 def _rounded(shares: FloatArray) -> FloatArray:
     quanta = _QUANTA[:, None, None].astype(np.float64)
     return np.asarray(np.ceil(shares / quanta) * quanta)
+
+
+def _bent(shares: FloatArray, weight: FloatArray) -> FloatArray:
+    """Return what counts of shares if a line has a floor, or gets steeper, ``(n, R, S)``."""
+    here = weight > 0
+    least = np.where(here, shares, np.inf).min(axis=0)
+    most = np.where(here, shares, 0.0).max(axis=0)
+    at = (least + _BENDS * (most - least))[:, None]
+    above = np.maximum(shares - at, 0.0)
+    return np.concatenate([np.maximum(shares, at), *(shares + part * above for part in _STEEPER)])
 
 
 def _fitted(
