@@ -215,7 +215,7 @@ def measure(
         # Over the whole round, because control threads also work between blocks of their arm.
         for name in OURS:
             own[name].append((own_time(arms[name]) - before_s[name]) / steps)
-        tiny_s.append(median(ours.tiny.taken_s))
+        tiny_s.append(mean(ours.tiny.taken_s))
         moved.append(ours.changes > changes)
     traced = arms["traced"].stride
     assert traced is not None
