@@ -71,7 +71,7 @@ def kinds_of(
     kinds = np.zeros(len(shares), dtype=np.int64) if start is None else start
     mine = kinds if all_are_seen else kinds[some]
     uncut, found = np.arange(len(some)), int(kinds.max()) + 1
-    while len(uncut) and found < _MOST_KINDS:
+    while len(uncut) and found < min(_MOST_KINDS, len(shares)):
         # `reduceat` sums over neighbours, so the members of a kind must be adjacent.
         uncut = uncut[mine[uncut].argsort(kind="stable")]
         cuts = _Cuts.of(seen.of(uncut), theirs[uncut], mine[uncut], found, unsure)
