@@ -83,7 +83,7 @@ def with_waves(estimate: Estimate) -> Estimate:
         return estimate
     seen = replace(seen, odd=np.zeros_like(seen.odd))
     estimate = replace(estimate, seen=seen)
-    some, quanta, lines = _found(seen)
+    some, quanta, lines = _found(seen, estimate.firsts.cost < 0)
     if not len(some):
         return estimate
     every = np.full(len(seen.steps), quanta[0])
@@ -110,9 +110,14 @@ def with_waves(estimate: Estimate) -> Estimate:
     )
 
 
-def _found(seen: ShareTimes) -> tuple[IntArray, IntArray, FloatArray]:
-    """Return workers with entries, the wave of each, and their lines in waves."""
-    entries = (seen.share > 0) & (seen.count >= 1)
+def _found(seen: ShareTimes, free: Mask) -> tuple[IntArray, IntArray, FloatArray]:
+    """Return workers with entries, the wave of each, and their lines in waves.
+
+    ``free`` are workers whose first steps at new shares have not been slower than later ones,
+    ``(W,)``.
+    """
+    # Of the others, a slow first step would look like a wave.
+    entries = (seen.share > 0) & (seen.count >= np.where(free, 1, 2))
     number = entries.sum(axis=0)
     some = np.flatnonzero(number >= 2)
     some = some[np.argsort(-number[some], kind="stable")[:_WORKERS]]
