@@ -112,7 +112,7 @@ def waves() -> Iterator[Case]:
 def cliffs() -> Iterator[Case]:
     """The fast workers' proportional share lies beyond the cliff, the equal one does not."""
     for factor in (2.0, 3.0, 5.0, 10.0, 20.0):
-        for at in (68, 72):
+        for at in (68, 66):
             more = {"noise": 0.02, "cliff_at": at, "cliff_factor": factor}
             workers = [_kind(1150, 4, **more), _kind(1000, 4, **more)]
             yield Case("cliffs", f"x {factor:g} beyond {at} of 64", _made(workers, 512))
