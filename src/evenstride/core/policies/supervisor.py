@@ -37,8 +37,8 @@ _SLOW_FIRST, _MOST_SLOW_FIRSTS = 1.25, 3
 # After a split that was worse, the shares stay for this many steps; for twice as many each further
 # time; and until the time that it cost is this part of the time since.
 _STAYS, _MOST_STAYS, _BUDGET = 16, 65_536, 0.005
-# Part of the measured gain over the equal split that may be spent on trials, too.
-_OF_GAIN = 0.25
+# Part of the measured gain over the equal split that may be spent on trials, too; and the most.
+_OF_GAIN, _MOST_SPENT = 0.25, 0.02
 # A worker's speed has changed if its time has, by this many standard deviations and this part.
 _CHANGED_STD, _CHANGED = 5.0, 0.10
 _AGAIN = 4  # steps of a split after which it is known again
@@ -149,7 +149,8 @@ class Tried:
 
     @property
     def each_s(self) -> FloatArray:
-        return np.asarray(np.median(self.busy_s, axis=0))
+        # The shorter of two, because spikes of two workers in two steps are no slower split.
+        return np.asarray(np.sort(self.busy_s, axis=0)[(len(self.busy_s) - 1) // 2])
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +209,9 @@ class Away:
         off, std = self.compared(other, estimate, self.here)
         enough = self.here > 1 and off > _SURE_STD * std + least
         if not enough and not (self.here >= _RECENT and off > least):
+            return None
+        # Spikes of different workers make steps longer, but no worker.
+        if log(float(self.now.each_s.max() / other.each_s.max())) < off / 2:
             return None
         # If it was not slower at first, a worker has become slower.
         return off if self.slower_at_first(other, estimate) > least else None
@@ -296,7 +300,7 @@ class Supervisor:
 
     def risk(self, situation: Situation) -> float:
         """Return the part by which the steps of a trial may be longer, after so long without one."""
-        return min(_BUDGET * (situation.step - self.begun) / _TRIAL_STEPS, _MOST_RISK)
+        return min(self._spare() * (situation.step - self.begun) / _TRIAL_STEPS, _MOST_RISK)
 
     def _leaving(self, seen: Stretch) -> Supervisor:
         latest = self.latest
@@ -346,12 +350,17 @@ class Supervisor:
         hold = replace(self.hold, until=self._until(self.hold.begun, debt_s, self.failures))
         return replace(self, debt_s=debt_s, hold=hold)
 
+    def _spare(self) -> float:
+        """Return the part of a step that may be spent on trials."""
+        if self.equal is None or self.better is None:
+            return _BUDGET
+        gain = max(self.equal.step_s / self.better.step_s - 1.0, 0.0)
+        return _BUDGET + min(_OF_GAIN * gain, _MOST_SPENT)
+
     def _until(self, step: int, debt_s: float, failures: int) -> int:
         """Return the step until which the shares stay."""
         assert self.better is not None
-        step_s = self.better.step_s
-        gain = 0.0 if self.equal is None else max(self.equal.step_s / step_s - 1.0, 0.0)
-        repaid = ceil(debt_s / (step_s * (_BUDGET + _OF_GAIN * gain)))
+        repaid = ceil(debt_s / (self.better.step_s * self._spare()))
         stays = max(_STAYS * 2 ** min(failures - 1, 12), repaid)
         return step + min(int(stays), _MOST_STAYS)
 

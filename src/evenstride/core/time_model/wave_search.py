@@ -84,6 +84,9 @@ def with_waves(estimate: Estimate) -> Estimate:
     seen = replace(seen, odd=np.zeros_like(seen.odd))
     estimate = replace(estimate, seen=seen)
     some, quanta, lines = _found(seen, estimate.firsts.cost < 0)
+    # A first step that was far too slow may be explained by times that fall with the share.
+    rising = (lines[1] > 0) & (lines[0] + lines[1] > 0)
+    some, quanta, lines = some[rising], quanta[rising], lines[:, rising]
     if not len(some):
         return estimate
     every = np.full(len(seen.steps), quanta[0])
