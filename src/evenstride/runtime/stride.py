@@ -63,7 +63,9 @@ class Stride:
         max_share: Largest share of *this* rank, in samples; ``None`` for no limit.
         quantum: Number that *this* rank's shares are multiples of. Exceptions are one rank, which
             takes the remainder of the global batch, and the last step of an epoch. With
-            ``loader(max_micro_batch=quantum)`` all micro-batches have the same shape.
+            ``loader(max_micro_batch=quantum)`` all micro-batches have the same shape. ``None``
+            allows any share and looks for one in the measured times, such as the waves of a GPU,
+            which ``adaptive`` follows. 1 allows any share, and none is looked for.
         memory_fraction: Fraction of a rank's memory, above 0 and at most 1, that its share may
             fill. The memory per sample is estimated from the peaks of earlier steps. ``None``
             lets shares grow without this limit. Has no effect with micro-batches, whose size is

@@ -102,11 +102,10 @@ class Adaptive:
             reason = f"no step of worker {unknown} has been measured yet"
             return state, Keep(reason, settled=False)
         state = state.after(situation)
-        if estimate.seen.discoveries != state.discoveries:
-            # The curves explain now what took longer at another split.
-            supervisor = state.supervisor.forgiven()
-            state = replace(state, supervisor=supervisor, discoveries=estimate.seen.discoveries)
-        supervisor, measured = state.supervisor.judged(situation)
+        if state.explained:
+            supervisor, measured = state.supervisor, None
+        else:
+            supervisor, measured = state.supervisor.judged(situation)
         state = replace(state, supervisor=supervisor)
         if measured is not None:
             return state, measured
@@ -303,11 +302,19 @@ class AdaptiveState:
     idle: Idle = field(default_factory=Idle)
     supervisor: Supervisor = field(default_factory=Supervisor)
     discoveries: int = 0  # number of cliffs and waves that the curves knew
+    # Whether the curves have explained since why another split took longer. Until the split that
+    # they led to has been measured, the steps before it say nothing about it.
+    explained: bool = False
 
     def after(self, situation: Situation) -> AdaptiveState:
         # A worker that is left out or on trial makes steps longer on purpose.
         supervisor = Supervisor() if self.idle.away else self.supervisor.after(situation)
-        return replace(self, supervisor=supervisor)
+        discoveries = situation.estimate.seen.discoveries
+        new = discoveries != self.discoveries
+        explained = new or (self.explained and not len(situation.in_force))
+        if explained or self.explained:
+            supervisor = supervisor.forgiven()
+        return replace(self, supervisor=supervisor, discoveries=discoveries, explained=explained)
 
 
 def weigh(

@@ -29,14 +29,14 @@ _FIXED, _FIXED_STD, _WHOLE_STD = 0.25, 0.25, 0.3
 # Relative standard deviation of a time that a true curve may have without noise.
 _MODEL_STD = 0.01
 # Required logarithm of the odds; and the odds at which a worker contradicts its group.
-_CLEAR, _AGAINST = 9.0, -3.0
+_CLEAR, _AGAINST = 7.0, -3.0
 # Largest mean square of the residuals of a curve that explains its entries, in variances.
 _FITS = 4.0
 # Places of a bend, between the least and the largest share; by how much a line gets steeper there;
 # and the logarithm of the odds against a bend at any of them.
 _BENDS = np.linspace(0.0, 1.0, 17)[1:-1, None]
 _STEEPER = 0.5, 2.0
-_BENT = 1.0
+_BENT = 3.0
 # And against the choice of the workers that have waves, for each other one.
 _CHOSEN = 2.0
 _WORKERS = 32  # compared at most; of more, those with most entries
