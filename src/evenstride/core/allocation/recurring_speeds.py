@@ -23,7 +23,7 @@ _FEWEST = 16  # steps to look at
 # uniform noise 3.5.)
 _APART_STD, _APART = 5.0, 0.12
 # Both levels must have this fraction of the steps. Spikes are rarer.
-_OFTEN = 0.08
+_OFTEN = 0.19
 # A speed that lasts longer than this many times the longest earlier one has come to stay.
 _LASTING, _LASTING_STEPS = 1.5, 3
 # Workers to look at: those with the most changes and spikes, at least so many. And other fixed times
@@ -32,13 +32,13 @@ _LASTING, _LASTING_STEPS = 1.5, 3
 _MOST, _TURNS = 16, 0.5
 _OFFSETS, _PREFERRED = (0.0, 0.1, 0.25, 0.5, 1.0, 2.0), 0.7
 _FEWEST_TURNS = 3  # changes of a speed that show that it recurs
-_BETTER = 0.02  # part of a step that the split for all speeds must save over following them
+_SLACK = 0.05  # part by which the shares of two such splits may differ
 _ROUNDS, _STRIDE = 24, 0.5  # of the search for that split
 
 
-# Part of the steps that must repeat for a period, the fewest steps of them, and what the period must
-# save over one split for all.
-_SAME, _CONFIRMED, _MUCH_BETTER = 0.95, 24, 0.03
+# Part of the slow steps that must repeat for a period, and the fewest steps of it. And the part of a
+# step that a split for a period must save over one for all speeds, and that one over following them.
+_SAME, _CONFIRMED, _MUCH_BETTER = 0.9, 24, 0.03
 # Give every set of workers a number of its own.
 _WEIGHTS = np.sqrt(np.arange(1, 129) * 2.0 + 1.0)
 
@@ -76,18 +76,11 @@ class RecurringSpeeds:
         some = some[often[some] > _TURNS]
         if not len(some):
             return None
-        found = _TwoSpeeds.of(
-            recent.share[:, some].T, recent.time_s[:, some].T, latest.now.of(some)
-        )
-        turned = found.slow[:, 1:] != found.slow[:, :-1]
-        # Each worker for itself: one change of every worker is no return.
-        again = np.flatnonzero(turned.sum(axis=1) >= _FEWEST_TURNS)
+        found = _TwoSpeeds.of(recent.share[:, some].T, recent.time_s[:, some].T, latest.now.of(some))
+        again = np.flatnonzero([_returns(states) for states in found.slow])
         if not len(again):
             return None
         some, found = some[again], found.at(again)
-        turns = np.flatnonzero(turned[again].any(axis=0)) + 1
-        if found.slow.shape[1] - turns[-1] > _LASTING * np.diff(turns).max() + _LASTING_STEPS:
-            return None
         # Other workers are as fast as estimated, apart from noise.
         fixed, slope = pooled.now.fixed_s.copy(), pooled.now.per_sample_s.copy()
         fixed[some], slope[some] = found.curves
@@ -101,28 +94,34 @@ class RecurringSpeeds:
         ``now`` are the shares in force, ``lag`` the steps until a decision takes effect, ``apart``
         those between two decisions.
         """
-        delay = lag + apart // 2
-        if len(self.parts) < _FEWEST + delay:
+        delay, half = lag + apart // 2, len(self.parts) // 2
+        if half < _FEWEST + delay:
             return None
+        batch, parts = fleet.global_batch, self.parts
         # A slow time counts when the next one is slow, too.
-        seen = np.minimum(self.parts[1:], self.parts[:-1])
-        followed_s = self._with_delay_s(seen, self.parts[1:], fleet.global_batch, delay)
-        one = self._finishing(self._balanced(), fleet, now)
-        one_s, now_s = self.mean_s(one), self.mean_s(now)
+        known = np.minimum(parts[1:], parts[:-1])
+        followed_s = self._with_delay_s(known, parts[1:], batch, delay)
+        one = self._finishing(_balanced(parts, self.model), fleet, now)
+        one_s, now_s = self.mean_s(one, parts), self.mean_s(now, parts)
         period = self._period(lag) if apart == 1 else None
         if period is not None:
-            again_s = self._with_delay_s(self.parts, self.parts, fleet.global_batch, period)
+            again_s = self._with_delay_s(parts, parts, batch, period)
             if again_s < (1.0 - _MUCH_BETTER) * min(one_s, followed_s):
-                row = self.parts[len(self.parts) + lag - 1 - period]
-                next_one = self._finishing(row, fleet, now)
-                next_s, kept_s = (
-                    (self.model.at(np.maximum(s, 1)) * row).max() for s in (next_one, now)
-                )
-                return Planned(next_one, f"every {period} steps", 1.0 - float(next_s / kept_s))
-        # Part of a period more or less must not end it.
-        lead = -_BETTER if one_s > (1.0 - _BETTER) * now_s else _BETTER
+                row = parts[len(parts) + lag - 1 - period : len(parts) + lag - period]
+                soon = self._finishing(row[0], fleet, now)
+                gain = 1.0 - self.mean_s(soon, row) / self.mean_s(now, row)
+                return Planned(soon, f"every {period} steps", gain)
+        # Part of a period more or less must not end the split that is in force.
+        lead = 0.0 if (np.abs(now - one) <= 1 + _SLACK * now).all() else _MUCH_BETTER
         if one_s > (1.0 - lead) * followed_s:
             return None
+        if lead:
+            # By chance, spikes seem to recur. So what is best for each half must be for the other.
+            for here, there in ((slice(half), slice(half, None)), (slice(half, None), slice(half))):
+                other = self._finishing(_balanced(parts[here], self.model), fleet, now)
+                follow_s = self._with_delay_s(known[there], parts[1:][there], batch, delay)
+                if self.mean_s(other, parts[1:][there][delay:]) > (1.0 - lead) * follow_s:
+                    return None
         return Planned(one, "faster than decisions take effect", 1.0 - one_s / now_s)
 
     def _finishing(self, parts: FloatArray, fleet: Fleet, near: IntArray) -> IntArray:
@@ -139,19 +138,19 @@ class RecurringSpeeds:
             return None
         # Where the latest steps occurred before; the last place is where they are now.
         earlier = np.lib.stride_tricks.sliding_window_view(states, _CONFIRMED)[:-lag]
-        alike = (earlier == states[-_CONFIRMED:]).mean(axis=1) >= _SAME
-        for period in (steps - _CONFIRMED - np.flatnonzero(alike)[::-1]).tolist():
+        alike = np.flatnonzero(_alike(earlier, states[-_CONFIRMED:], 0))
+        for period in (steps - _CONFIRMED - alike[::-1]).tolist():
             # As many steps again must confirm it.
             count = max(period, _CONFIRMED)
             if period + count > steps:
                 return None
-            if (states[-count:] == states[-count - period : -period]).mean() >= _SAME:
+            if _alike(states[-count - period : -period], states[-count:], _FEWEST_TURNS):
                 return int(period)
         return None
 
-    def mean_s(self, shares: IntArray) -> float:
-        """Return the mean over these steps of the time that the last worker would have taken."""
-        times_s = self.model.at(np.maximum(shares, 1)) * self.parts
+    def mean_s(self, shares: IntArray, parts: FloatArray) -> float:
+        """Return the mean over some steps of the time that the last worker would have taken."""
+        times_s = self.model.at(np.maximum(shares, 1)) * parts
         return float(times_s.max(axis=1).mean())
 
     def _with_delay_s(self, seen: FloatArray, passed: FloatArray, batch: int, delay: int) -> float:
@@ -164,24 +163,46 @@ class RecurringSpeeds:
         slope, fixed = self.model.per_sample_s, self.model.fixed_s
         return np.asarray((batch + (fixed / slope).sum()) / (1.0 / (parts * slope)).sum(axis=-1))
 
-    def _balanced(self) -> FloatArray:
-        """Return by how much slower each worker should count, ``(W,)``."""
-        # If all finish together when each is as slow as its own part, the mean step is the time of
-        # that times the mean of the largest quotient. By its gradient, in logarithms: a worker
-        # counts as slower if it is the last in more steps than its part of the work.
-        best, best_cost = np.ones(self.parts.shape[1]), np.inf
-        logs, stride = np.log(self.parts.max(axis=0)), _STRIDE
-        for turn in range(_ROUNDS):
-            part = np.exp(logs)
-            passed = self.parts / part
-            last, most = passed.argmax(axis=1), passed.max(axis=1)
-            work = 1.0 / (part * self.model.per_sample_s)
-            cost = most.sum() / work.sum()
-            if cost < best_cost:
-                best, best_cost = part, cost
-            late = np.bincount(last, most, minlength=len(part)) / most.sum()
-            logs = logs + stride / (1.0 + 0.5 * turn) * (late - work / work.sum())
-        return best
+
+def _returns(slow: Mask) -> bool:
+    """Return whether a worker's two speeds, ``(n,)``, come back again and again."""
+    turns = np.flatnonzero(slow[1:] != slow[:-1]) + 1
+    if len(turns) < _FEWEST_TURNS:
+        return False
+    lasted = np.diff(turns, prepend=0, append=len(slow))
+    # The latest speed may have come to stay; it is compared with the same speed before.
+    return bool(lasted[-1] <= _LASTING * lasted[-3::-2].max() + _LASTING_STEPS)
+
+
+def _alike(before: FloatArray, now: FloatArray, fewest: int) -> Mask:
+    """Return whether the same workers were slow in the same steps, along the last axis.
+
+    At least so many of those steps must tell; those in which none is slow do not.
+    """
+    telling = (before > 0) | (now > 0)
+    same = telling & (before == now)
+    count = telling.sum(axis=-1)
+    return np.asarray((same.sum(axis=-1) >= _SAME * count) & (count >= fewest))
+
+
+def _balanced(parts: FloatArray, model: TimeModel) -> FloatArray:
+    """Return by how much slower each worker should count in one split for some steps, ``(W,)``."""
+    # If all finish together when each is as slow as its own part, the mean step is the time of
+    # that times the mean of the largest quotient. By its gradient, in logarithms: a worker counts
+    # as slower if it is the last in more steps than its part of the work.
+    best, best_cost = np.ones(parts.shape[1]), np.inf
+    logs = np.log(parts.max(axis=0))
+    for turn in range(_ROUNDS):
+        part = np.exp(logs)
+        passed = parts / part
+        last, most = passed.argmax(axis=1), passed.max(axis=1)
+        work = 1.0 / (part * model.per_sample_s)
+        cost = most.sum() / work.sum()
+        if cost < best_cost:
+            best, best_cost = part, cost
+        late = np.bincount(last, most, minlength=len(part)) / most.sum()
+        logs = logs + _STRIDE / (1.0 + 0.5 * turn) * (late - work / work.sum())
+    return best
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -229,8 +250,14 @@ class _TwoSpeeds:
         cut = cut[which, each]
         number, apart = cut + least, apart[which, each, cut]
         level = under[which, each, cut] / number
-        variance = np.maximum(squares[which, each, number - 1] / number - level**2, 0.0)
-        two = apart > np.maximum(_APART_STD * np.sqrt(variance), _APART)
+        variance = squares[which, each, number - 1] / number - level**2
+        # Otherwise a few slow steps and the slowest of the noise would be a level.
+        above = steps - number
+        whole, square = sums[which, each, -1], squares[which, each, -1]
+        over = (square - squares[which, each, number - 1]) / above
+        over -= ((whole - under[which, each, cut]) / above) ** 2
+        std = np.sqrt(np.maximum(np.maximum(variance, over), 0.0))
+        two = apart > np.maximum(_APART_STD * std, _APART)
         limit = 0.5 * (ordered[which, each, number - 1] + ordered[which, each, number])
         slow = (logs[which, each] > limit[:, np.newaxis]) & two[:, np.newaxis]
         slope = np.exp(level)

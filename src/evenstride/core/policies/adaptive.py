@@ -149,6 +149,9 @@ class Adaptive:
         self, outlook: StepForecast, situation: Situation, supervisor: Supervisor
     ) -> Decision:
         fleet, estimate, now = situation.fleet, outlook.estimate, as_array(situation.shares)
+        recurring = _for_recurring(outlook, situation, self.min_gain)
+        if recurring is not None:
+            return recurring
         now_s = outlook.step_s(now)
         step_s = now_s + situation.communication_s
         rests = supervisor.rests(situation)

@@ -38,7 +38,9 @@ _HICCUP_PART = 0.75
 # CUSUM: half the smallest shift to detect, and the alarm level, in standard deviations. A
 # false alarm then occurs about once in 140,000 steps of normal noise (Siegmund's approximation).
 _SLACK, _ALARM = 0.5, 10.0
-_RECENT = 0.99  # of the number of recent changes, per step
+# Recent changes and dips count this much less after every step. Fewest dips, and fewest for each
+# change, that make short times doubtful. (A mistaken change and its end are two changes.)
+_RECENT, _DIPS, _DIPS_PART = 0.99, 0.1, 0.35
 # Prior of the rate of spikes.
 _SPIKES_FIRST, _STEPS_FIRST = 0.5, 100.0
 
@@ -116,9 +118,10 @@ def judge(before: Changes, seen: Residuals) -> tuple[Changes, Judgement]:
     workers, steps = seen.workers, seen.steps
     short, slow = _faster(before, seen), seen.slow
     dip, dips = before.dip[workers], before.dips[workers]
-    # Where short times have been noise, two in a row show a faster worker, and the longer of them
-    # how much faster.
-    often = (dips + before.dips.mean()) / (before.steps[workers] + _STEPS_FIRST) > HAZARD
+    # Where short times have been noise more often than changes, two in a row show a faster worker,
+    # and the longer of them how much faster.
+    changed = before.turns[workers] + before.turns.mean()
+    often = dips + before.dips.mean() > np.maximum(_DIPS, _DIPS_PART * changed)
     level = np.where(often, np.maximum(dip, seen.part), seen.part)
     fast = short & (~often | (dip > 0))
     far = short | slow
@@ -149,7 +152,8 @@ def judge(before: Changes, seen: Residuals) -> tuple[Changes, Judgement]:
     after.steps[workers] += steps
     after.dip[workers] = np.where(short, seen.part, 0.0)
     # A held one is followed by a normal time; after a mistaken change that seems slow.
-    after.dips[workers] += (dip > 0) & ~short & (often | slow)
+    after.turns[workers] = before.turns[workers] * _RECENT**steps + jumped
+    after.dips[workers] = dips * _RECENT**steps + ((dip > 0) & ~short & (often | slow))
     if run is not None:
         run.put(after, usual=~far[watched])
     drift.put(after, workers, keep=~jumped, skip=far)
