@@ -67,7 +67,7 @@ class Found:
 class StepMarks(NamedTuple):
     """The marks of a step."""
 
-    count: int  # of marked waits
+    waits: int  # marked
     took_s: float  # processor time
 
 
@@ -194,7 +194,7 @@ def _found(ours: Loop, times: list[list[float]], own_s: list[float], wall_s: lis
     return Found(
         plain_s=median(min(plain, again) for plain, again, _ in times),
         wall_s=median(wall_s),
-        waits=median(one.count for one in marks),
+        waits=median(one.waits for one in marks),
         marks_s=median(one.took_s for one in marks),
         apart=len(later) / max(len([step for step in later if step in marked]), 1),
         share=sum(ours.marks[step].took_s for step in later) / (STEPS_OF_BLOCK * sum(wall_s)),
