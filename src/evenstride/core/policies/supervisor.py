@@ -301,7 +301,7 @@ class Supervisor:
         return lasted >= _LASTS and cost_s <= _BUDGET * lasted * latest.step_s
 
     def risk(self, situation: Situation) -> float:
-        """Return the part by which the steps of a trial may be longer, after so long without one."""
+        """Return by what part the steps of a trial may be longer, after so long without one."""
         return min(self._spare() * (situation.step - self.begun) / _TRIAL_STEPS, _MOST_RISK)
 
     def _leaving(self, seen: Stretch) -> Supervisor:
