@@ -163,7 +163,8 @@ class Away:
     least: tuple[float, ...] = ()  # the same of what the better split would have taken, at least
     here: int = 0  # number of these that are at the latest split
     began: tuple[float, ...] = ()  # the first few of these
-    slow_firsts: int = 0  # number of slow first steps in a row that were left out
+    firsts: int = 0  # number of first steps in a row that were left out
+    doubtful: bool = False  # whether the latest step is a slow one of these
     cost_s: float = 0.0  # additional time of all of them
 
     @classmethod
@@ -173,12 +174,12 @@ class Away:
         new = before is None or bool((before.now.shares != seen.shares).any())
         now = Tried.of(seen) if before is None or new else before.now.after(seen, noise)
         before, begin = before or cls(now), 0
-        slow_firsts, usual_s = before.slow_firsts, other.now_s(noise)
+        firsts, usual_s, slow = before.firsts, other.now_s(noise), False
         if new:
             free = bool((estimate.firsts.cost < 0).all())
             slow = longest_s[0] > _SLOW_FIRST * usual_s
-            begin = int(not free and slow_firsts < (1 if slow else _MOST_SLOW_FIRSTS))
-            slow_firsts = slow_firsts + 1 if begin else 0
+            begin = int(not free and firsts < (1 if slow else _MOST_SLOW_FIRSTS))
+            firsts = firsts + 1 if begin else 0
         longest_s, least_s = longest_s[begin:], seen.at_least_s(other.shares)[begin:]
         more_s = longest_s - np.maximum(least_s, usual_s)
         logs, least = np.log(longest_s), np.log(np.maximum(least_s, 1e-9))
@@ -188,7 +189,8 @@ class Away:
             (*before.least, *least.tolist())[-_RECENT:],
             len(logs) + (0 if new else before.here),
             ((() if new else before.began) + tuple(logs.tolist()))[:_ENOUGH],
-            slow_firsts,
+            firsts,
+            slow and begin == 1 and not len(logs),
             before.cost_s + float(more_s.sum()),
         )
 
@@ -207,7 +209,7 @@ class Away:
     def surely_worse(self, other: Tried, estimate: Estimate, least: float) -> float | None:
         """Return by how much the latest split is slower than another one, if that is certain."""
         off, std = self.compared(other, estimate, self.here)
-        enough = self.here > 1 and off > _SURE_STD * std + least
+        enough = self.here + self.firsts > 1 and off > _SURE_STD * std + least
         if not enough and not (self.here >= _RECENT and off > least):
             return None
         # Spikes of different workers make steps longer, but no worker.
@@ -299,7 +301,7 @@ class Supervisor:
         return lasted >= _LASTS and cost_s <= _BUDGET * lasted * latest.step_s
 
     def risk(self, situation: Situation) -> float:
-        """Return the part by which the steps of a trial may be longer, after so long without one."""
+        """Return by what part the steps of a trial may be longer, after so long without one."""
         return min(self._spare() * (situation.step - self.begun) / _TRIAL_STEPS, _MOST_RISK)
 
     def _leaving(self, seen: Stretch) -> Supervisor:
@@ -361,7 +363,7 @@ class Supervisor:
         """Return the step until which the shares stay."""
         assert self.better is not None
         repaid = ceil(debt_s / (self.better.step_s * self._spare()))
-        stays = max(_STAYS * 2 ** min(failures - 1, 12), repaid)
+        stays = max(_STAYS, repaid) * 2 ** min(failures - 1, 12)
         return step + min(int(stays), _MOST_STAYS)
 
     def _waiting(self, estimate: Estimate) -> Supervisor:
@@ -397,7 +399,7 @@ class Supervisor:
         if (back := state._back(situation)) is not None:
             return back
         away = state.away
-        if away is not None and away.slow_firsts and as_shares(away.now.shares) == situation.shares:
+        if away is not None and away.doubtful and as_shares(away.now.shares) == situation.shares:
             reason = "the first step at this split took long; the next ones show whether all do"
             return state, Keep(reason, settled=False)
         return state, None

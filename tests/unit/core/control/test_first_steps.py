@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from evenstride.core.allocation.integer_splits import equal_finish
 from evenstride.core.control.advance import advance
@@ -19,6 +21,7 @@ from evenstride.core.time_model.estimates import Estimate, TimeModel
 from evenstride.core.time_model.kalman import learn_times
 from evenstride.core.time_model.observation import Measurements, Observation
 from evenstride.sim.scoring.suite import ScoredScenario
+from tests.effort import expensive
 from tests.unit.sim.clusters import scenario
 
 
@@ -134,7 +137,7 @@ def test_slow_first_steps_start_no_storm_of_moves(extra_s: float) -> None:
     # A second move would gain less than its first step costs.
     assert efficiency > without - 0.02
     assert ahead > 1.15
-    assert moves < 6
+    assert moves < 12
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -258,3 +261,12 @@ def test_a_safe_trial_frees_a_split_that_doubt_would_keep_for_good() -> None:
 
     # Without the trial it stays at 0.74.
     assert fleet.efficiency(200) >= 0.95
+
+
+@expensive
+@given(seed=st.integers(0, 10**6), factor=st.floats(2, 50), chance=st.floats(0.1, 1))
+def test_no_first_steps_spikes_or_flags_end_the_measurement_of_a_worker(
+    seed: int, factor: float, chance: float
+) -> None:
+    # A goal that noise cannot miss: a worker that is never measured again costs far more.
+    assert _stuck(seed, factor, chance, spikes=0.01) >= 0.80

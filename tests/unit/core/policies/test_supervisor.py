@@ -1,0 +1,238 @@
+"""Splits are compared by measured steps, and a worse one is left, whatever the model predicts."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from evenstride.core.fleet import Fleet, Shares, Worker
+from evenstride.core.policies.supervisor import Supervisor, stretches
+from evenstride.core.policy import Decision, Keep, Move, Situation
+from evenstride.core.time_model.estimates import CurveEstimates, Estimate
+from evenstride.core.time_model.observation import Measurements, Observation
+from evenstride.sim.scoring.suite import ScoredScenario
+from tests.unit.sim.clusters import scenario
+
+FLEET = Fleet(tuple(Worker(f"host/{rank}") for rank in range(3)), 30)
+EQUAL, OTHER, THIRD = (10, 10, 10), (8, 11, 11), (9, 10, 11)
+# Small noise, and workers whose new shares cost nothing.
+KNOWN = Estimate.unknown(3).knowing(
+    slice(None),
+    CurveEstimates.certain(np.zeros(3), np.full(3, 0.01)),
+    np.full(3, 0.02**2),
+    np.full(3, 9),
+)
+
+
+class Run:
+    """Steps at given splits with given times, and what the supervisor decides after each."""
+
+    def __init__(self) -> None:
+        self.state, self.step = Supervisor(), 0
+
+    def at(self, shares: Shares, *steps_s: Sequence[float]) -> Decision | None:
+        decision = None
+        for times_s in steps_s:
+            seen = [Observation(k, shares[k], self.step, (times_s[k],), (0.0,)) for k in range(3)]
+            decision = self.told(shares, Measurements.of(seen))
+            if isinstance(decision, Move):
+                break
+        return decision
+
+    def told(self, shares: Shares, seen: Measurements) -> Decision | None:
+        self.step += 1
+        situation = Situation(FLEET, shares, self.step, seen, KNOWN)
+        self.state, decision = self.state.after(situation).judged(situation)
+        return decision
+
+
+USUAL, FASTER, SLOWER = (0.1, 0.1, 0.1), (0.08, 0.08, 0.08), (0.08, 0.2, 0.1)
+
+
+def test_a_split_whose_steps_are_longer_is_left_after_its_second_step() -> None:
+    run = Run()
+    run.at(EQUAL, *[USUAL] * 5)
+
+    first, second = run.at(OTHER, SLOWER), run.at(OTHER, SLOWER)
+
+    assert isinstance(first, Keep)
+    assert not first.settled
+    assert isinstance(second, Move)
+    assert second.shares == EQUAL
+
+
+def test_a_faster_split_is_kept_and_becomes_the_one_to_compare_with() -> None:
+    run = Run()
+    run.at(EQUAL, *[USUAL] * 5)
+
+    assert run.at(OTHER, *[FASTER] * 6) is None
+    back = run.at(THIRD, *[(0.1, 0.08, 0.08)] * 4)
+
+    assert isinstance(back, Move)
+    assert back.shares == OTHER
+
+
+def test_a_slow_first_step_is_no_evidence() -> None:
+    run = Run()
+    run.at(EQUAL, *[USUAL] * 5)
+    run.at(OTHER, (0.9, 0.9, 0.9))
+
+    assert run.at(OTHER, *[FASTER] * 6) is None
+
+
+def test_a_spike_is_no_evidence() -> None:
+    run = Run()
+    run.at(EQUAL, *[USUAL] * 5)
+
+    assert run.at(OTHER, FASTER, (0.08, 0.3, 0.08), FASTER, FASTER) is None
+
+
+def test_spikes_of_different_workers_are_no_evidence() -> None:
+    run = Run()
+    run.at(EQUAL, *[USUAL] * 5)
+
+    assert run.at(OTHER, FASTER, (0.08, 0.3, 0.08), (0.08, 0.08, 0.3), (0.3, 0.08, 0.08)) is None
+
+
+def test_a_slow_down_of_all_workers_is_not_the_splits_fault() -> None:
+    run = Run()
+    run.at(EQUAL, *[USUAL] * 5)
+
+    # The first worker has fewer samples, and is slower nevertheless.
+    assert not isinstance(run.at(OTHER, *[(0.2, 0.2, 0.2)] * 6), Move)
+
+
+def test_a_split_that_was_left_because_of_a_slow_down_counts_as_slow() -> None:
+    run = Run()
+    run.at(EQUAL, *[USUAL] * 5, (0.3, 0.1, 0.1))
+
+    assert not isinstance(run.at(OTHER, *[(0.2, 0.11, 0.11)] * 6), Move)
+
+
+def _failed(run: Run) -> int:
+    """Let a split fail, and return for how many steps the shares then stay."""
+    while not isinstance(run.at(OTHER, SLOWER), Move):
+        pass
+    begun = run.step
+    while isinstance(run.at(EQUAL, USUAL), Keep):
+        pass
+    return run.step - begun
+
+
+def test_the_shares_stay_longer_each_time_until_the_cost_is_repaid() -> None:
+    run = Run()
+    run.at(EQUAL, *[USUAL] * 5)
+
+    first, second = _failed(run), _failed(run)
+
+    # Two steps of twice the time, the first of which may belong to the share, at 0.5 %.
+    assert first >= 200
+    assert second >= 2 * first
+
+
+def test_reasons_say_what_was_measured_and_for_how_long_the_shares_stay() -> None:
+    run = Run()
+    run.at(EQUAL, *[USUAL] * 5)
+    back = run.at(OTHER, SLOWER, SLOWER)
+    kept = run.at(EQUAL, USUAL)
+
+    assert isinstance(back, Move)
+    assert "100.0% longer" in back.reason
+    assert isinstance(kept, Keep)
+    assert "until step" in kept.reason
+    assert "slower than with equal shares" in kept.reason
+
+
+def test_a_changed_speed_ends_the_wait() -> None:
+    run = Run()
+    run.at(EQUAL, *[USUAL] * 5)
+    run.at(OTHER, SLOWER, SLOWER)
+
+    assert isinstance(run.at(EQUAL, *[USUAL] * 5), Keep)
+    assert run.at(EQUAL, *[(0.1, 0.1, 0.3)] * 4) is None
+
+
+def test_a_return_to_a_split_that_has_become_slower_is_undone_at_once() -> None:
+    run = Run()
+    run.at(EQUAL, *[USUAL] * 5)
+    run.at(OTHER, SLOWER, SLOWER)
+
+    assert run.at(EQUAL, *[(0.4, 0.1, 0.1)] * 2) is None
+
+
+def test_small_losses_against_the_equal_split_are_bounded() -> None:
+    run, dice = Run(), np.random.default_rng(0)
+    run.at(EQUAL, *[USUAL] * 16)
+    lost = 0
+    # Steps of so much noise that no short comparison shows 3 %.
+    for _ in range(1000):
+        noise = np.exp(0.1 * dice.standard_normal(3)) * 0.103
+        if isinstance(run.at(OTHER, tuple(noise)), Move):
+            break
+        lost += 1
+
+    assert lost < 300
+
+
+def test_late_measurements_of_the_split_that_was_left_change_nothing() -> None:
+    run = Run()
+    run.at(EQUAL, *[USUAL] * 5)
+    run.at(OTHER, SLOWER, SLOWER)
+
+    late = [Observation(k, OTHER[k], 50, (SLOWER[k],), (0.0,)) for k in range(3)]
+    assert isinstance(run.told(EQUAL, Measurements.of(late)), Keep)
+
+
+@pytest.mark.parametrize("missing", [0, 1, 2])
+def test_partly_reported_and_flagged_steps_are_left_out(missing: int) -> None:
+    whole = [Observation(k, EQUAL[k], 0, (0.1, 0.2), (0.0, 0.0)) for k in range(3)]
+    part = [Observation(k, EQUAL[k], 2, (0.3,), (0.0,)) for k in range(3) if k != missing]
+    odd = [Observation(k, EQUAL[k], 3, (0.4,), (0.0,), modelled=k != missing) for k in range(3)]
+
+    (seen,) = stretches(Measurements.of([*whole, *part, *odd]), FLEET)
+
+    assert seen.busy_s.tolist() == [[0.1] * 3, [0.2] * 3]
+
+
+def test_its_state_can_be_pickled_and_compared() -> None:
+    run = Run()
+    run.at(EQUAL, *[USUAL] * 5)
+    run.at(OTHER, SLOWER, SLOWER)
+
+    assert pickle.loads(pickle.dumps(run.state)) == run.state
+    assert run.state != Supervisor()
+
+
+def _against_equal(**values: Any) -> float:
+    """Return the time of the equal split over that of the policy."""
+    stage = ScoredScenario.of(scenario(**values), 1)
+    return float(stage.run("uniform")[1].real_s.sum() / stage.run("adaptive")[1].real_s.sum())
+
+
+@pytest.mark.parametrize("waves", [1, 4, 16])
+def test_where_equal_shares_are_best_nothing_is_lost(waves: int) -> None:
+    speeds = np.random.default_rng(waves).uniform(2000, 2060, 4)
+    workers = [
+        {"name": f"w{n}", "samples_per_s": float(speed), "noise": 0.02, "wave": 32}
+        for n, speed in enumerate(speeds)
+    ]
+
+    ahead = _against_equal(
+        global_batch=4 * 32 * waves, steps=300, workers=workers, exchange={"lag": 1}
+    )
+    assert ahead > 0.985
+
+
+def test_a_cliff_is_met_once() -> None:
+    speeds = np.random.default_rng(10).uniform(2000, 2300, 4)
+    group = {"fixed_s": 0.01, "noise": 0.02, "cliff_at": 66, "cliff_factor": 10.0}
+    workers = [
+        {"name": f"w{n}", "samples_per_s": float(speed), **group} for n, speed in enumerate(speeds)
+    ]
+
+    ahead = _against_equal(global_batch=256, steps=300, workers=workers, exchange={"lag": 3})
+    assert ahead > 0.8
