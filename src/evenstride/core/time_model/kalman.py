@@ -92,21 +92,23 @@ def learn_times(estimate: Estimate, measured: Measurements) -> Estimate:
 def _shaped(estimate: Estimate, batch: _Batch) -> tuple[Estimate, _Batch]:
     """Return the estimate with the new times in its record, and those that show a speed."""
     seen, w = estimate.seen, batch.workers
-    ranks = np.arange(len(batch.share)) if isinstance(w, slice) else w
-    curves, whole = estimate.now.of(w), seen.counted(w, batch.share)
-    known = estimate.steps[w] > 0
-    new = NewTimes(
-        ranks,
-        batch.share,
-        batch.time_s,
-        batch.steps,
-        np.where(known, curves.time_s(whole), 0.0),
-        np.where(known, curves.time_s(seen.counted(w, seen.share[0, w])), 0.0),
-        np.where(known, curves.relative_std(whole), 0.0),
+    curves, whole = (
+        estimate.now.of(w),
+        seen.counted(w, batch.share) if seen.has_waves else batch.share,
     )
+
+    def curve(places: IntArray) -> tuple[FloatArray, FloatArray, FloatArray]:
+        mine, known = curves.of(places), estimate.steps[w][places] > 0
+        before = seen.counted(w, seen.share[0, w])[places]
+        times_s = mine.time_s(whole[places]), mine.time_s(before)
+        doubt = np.where(known, mine.relative_std(whole[places]), 0.0)
+        return np.where(known, times_s[0], 0.0), np.where(known, times_s[1], 0.0), doubt
+
+    new = NewTimes(w, batch.share, batch.time_s, batch.steps, curve)
     seen, shape = noted(seen, new)
     # Its time at a share beyond a cliff says nothing about a worker's line.
-    return replace(estimate, seen=seen), replace(batch, share=whole).only(~shape)
+    batch = batch if whole is batch.share else replace(batch, share=whole)
+    return replace(estimate, seen=seen), batch.only(~shape)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -8,6 +8,7 @@ share, in the same direction, is the shape of its curve. `wave_search` finds wav
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -37,9 +38,12 @@ class ShareTimes:
     """The entries of ``W`` workers; row 0 of each is its present share."""
 
     share: IntArray  # ``(n, W)``, 0 for no entry
-    level: FloatArray  # ``(n, W)``, logarithm of the seconds at that share, at the reference speed
-    count: FloatArray  # ``(n, W)``, number of steps in it
-    used: IntArray  # ``(n, W)``, number of the worker's steps when it was used last
+    # ``(n, W)``, of the earlier shares (the first row is unused): logarithm of the seconds at the
+    # reference speed, number of steps in it, and of the worker's steps when it was left.
+    level: FloatArray
+    count: FloatArray
+    used: IntArray
+    here: FloatArray  # ``(2, W)``, the first two of the present share
     slower: FloatArray  # ``(W,)``, logarithm of the present times relative to the entries
     steps: IntArray  # ``(W,)``, number of steps seen
     held: Mask  # ``(W,)``, whether the latest step was far from its entry, and may be a spike
@@ -62,19 +66,9 @@ class ShareTimes:
         none = np.zeros(workers, np.int64)
         limit, one = np.zeros((3, workers), np.int64), np.ones(workers, np.int64)
         pair = np.zeros((2, workers))
+        sought = ~never if sought is None else sought
         return cls(
-            *(
-                whole,
-                rows,
-                rows,
-                whole,
-                flat,
-                none,
-                never,
-                ~never if sought is None else sought,
-                pair,
-                never,
-            ),
+            *(whole, rows, rows, whole, pair, flat, none, never, sought, pair, never),
             *(one, limit, flat, none, none),
         )
 
@@ -124,6 +118,16 @@ class ShareTimes:
         return replace(self, limit=limit), open_to, int(waited.min(initial=2**40))
 
     @property
+    def entries(self) -> tuple[IntArray, FloatArray, FloatArray]:
+        """The shares, levels and numbers of steps of all entries, ``(n, W)`` each."""
+        level, count = self.here[:, np.newaxis]
+        return (
+            self.share,
+            np.concatenate([level, self.level[1:]]),
+            np.concatenate([count, self.count[1:]]),
+        )
+
+    @property
     def discoveries(self) -> int:
         return int(self.tries.sum())
 
@@ -168,13 +172,13 @@ class ShareTimes:
 class NewTimes:
     """One time of each of some workers, arrays ``(n,)``."""
 
-    workers: IntArray
+    workers: IntArray | slice  # a slice for all of them
     share: IntArray
     time_s: FloatArray  # a median
     steps: IntArray  # number of steps in it
-    curve_s: FloatArray  # the time that its curve predicts; 0 if unknown
-    before_s: FloatArray  # and at the share before
-    doubt: FloatArray  # relative standard deviation of the curve at the share
+    # Given some of these, returns their usual time by the curve, in seconds, that at the share
+    # before, and the relative standard deviation of the first.
+    curve: Callable[[IntArray], tuple[FloatArray, FloatArray, FloatArray]]
 
 
 def noted(seen: ShareTimes, new: NewTimes) -> tuple[ShareTimes, Mask]:
@@ -183,28 +187,26 @@ def noted(seen: ShareTimes, new: NewTimes) -> tuple[ShareTimes, Mask]:
     Cost: ``O(W)``, vectorised; more for workers whose share has changed.
     """
     w, log_s = new.workers, np.log(np.maximum(new.time_s, 1e-9))
-    after = replace(
-        seen,
-        **{name: getattr(seen, name).copy() for name in ("level", "count", "used", "slower")},
-        held=seen.held.copy(),
-        squares=seen.squares.copy(),
-        steps=seen.steps.copy(),
-    )
+    names = ("here", "slower", "held", "squares", "steps")
+    after = replace(seen, **{name: getattr(seen, name).copy() for name in names})
     after.steps[w] += new.steps
     noise = seen.noise[w]
     moved = seen.share[0, w] != new.share
-    stay = np.flatnonzero(~moved)
-    if len(stay) == len(seen.steps):  # all workers, nearly always
-        _stayed(after, slice(None), log_s, new.steps, noise)
-    elif len(stay):
-        _stayed(after, w[stay], log_s[stay], new.steps[stay], noise[stay])
-    jump, alone = np.zeros(len(w), np.bool_), False
-    if moved.any():
-        places = np.flatnonzero(moved)
-        after, jump[places], alone = _moved(after, new, places, log_s[places], noise[places])
-    after.used[0, w] = after.steps[w]
-    # If others were as fast as ever at their new shares, it is no cold start.
-    after = _limited(after, w, np.where(jump & alone, _PROOF, new.steps), jump)
+    jump, alone = np.zeros(len(moved), np.bool_), False
+    if not moved.any():
+        _stayed(after, w, log_s, new.steps, noise)
+    else:
+        ranks = np.arange(len(moved)) if isinstance(w, slice) else w
+        stay, places = np.flatnonzero(~moved), np.flatnonzero(moved)
+        _stayed(after, ranks[stay], log_s[stay], new.steps[stay], noise[stay])
+        moves = _Moves.of(after, new, ranks, places, log_s[places], noise[places])
+        after, jump[places] = _moved(after, moves)
+        # If others were as fast as ever at their new shares, it is no cold start.
+        alone = 2 * int(np.count_nonzero(moves.new & (moves.off > _SLOW))) < int(moves.new.sum())
+    if not (jump.any() or after.limit[1].any()):
+        return after, jump
+    ranks = np.arange(len(moved)) if isinstance(w, slice) else w
+    after = _limited(after, ranks, np.where(jump & alone, _PROOF, new.steps), jump)
     least, most, _ = after.limit[:, w]
     return after, (most > 0) & (new.share > least)
 
@@ -212,9 +214,10 @@ def noted(seen: ShareTimes, new: NewTimes) -> tuple[ShareTimes, Mask]:
 def _stayed(
     seen: ShareTimes, w: IntArray | slice, log_s: FloatArray, steps: IntArray, noise: FloatArray
 ) -> None:
-    count = seen.count[0, w].copy()  # not a view of what changes below
-    off = log_s - seen.slower[w] - seen.level[0, w]
-    widest = np.maximum(_FAR_STD * np.sqrt(noise * (1 / steps + 1 / count)), _FAR)
+    level, count = seen.here[:, w].copy()  # not a view of what changes below
+    off = log_s - seen.slower[w] - level
+    part = 1 / steps + 1 / count
+    widest = np.maximum(_FAR_STD * np.sqrt(noise * part), _FAR)
     far = np.abs(off) > widest
     # The first step at a share was slow for another reason.
     cold = far & (off < 0) & (count <= 1)
@@ -224,80 +227,121 @@ def _stayed(
     near = ~far
     young = near & (count < _SETTLED)
     weight = steps / (count + steps)
-    move = np.where(cold, off, np.where(young, weight * off, 0.0))
-    seen.level[0, w] += move
+    seen.here[0, w] = level + np.where(cold, off, np.where(young, weight * off, 0.0))
     drift = np.where(near & ~young, steps / (steps + _MEMORY) * off, 0.0)
     seen.slower[w] += np.where(changed, off, drift)
-    seen.count[0, w] = np.where(cold, steps, np.where(near, count + steps, count))
-    # The deviation of a new mean from an old one has both variances.
-    # Far ones count with a limit, because many of them are noise after all.
-    seen.squares[0, w] += np.minimum(off**2, widest**2) / (1 / steps + 1 / count)
+    seen.here[1, w] = np.where(cold, steps, np.where(near, count + steps, count))
+    # The deviation of a new mean from an old one has both variances. Far ones count with a limit,
+    # because many of them are noise after all.
+    seen.squares[0, w] += np.minimum(off**2, widest**2) / part
     seen.squares[1, w] += 1
 
 
-def _moved(
-    seen: ShareTimes, new: NewTimes, places: IntArray, log_s: FloatArray, noise: FloatArray
-) -> tuple[ShareTimes, Mask, bool]:
-    w, share, steps = new.workers[places], new.share[places], new.steps[places]
-    names = ("share", "level", "count", "used")
-    seen = replace(seen, share=seen.share.copy(), odd=seen.odd.copy(), limit=seen.limit.copy())
-    same = seen.share[1:, w] == share
-    known = same.any(axis=0)
-    at = 1 + np.where(known, same.argmax(axis=0), seen.used[1:, w].argmin(axis=0))
-    before = {name: getattr(seen, name)[0, w] for name in names}
-    found = {name: getattr(seen, name)[at, w] for name in names}
-    for name in names:
-        getattr(seen, name)[at, w] = before[name]
-    first = before["share"] == 0
-    curve = np.log(np.maximum(new.curve_s, 1e-12) / np.maximum(new.before_s, 1e-12))[places]
-    # A new share is compared with the share before, by the curve; a known one with itself.
-    expected = np.where(known, found["level"], before["level"] + curve)
-    count = np.where(known, found["count"], before["count"])
-    off = np.where(first, 0.0, log_s - seen.slower[w] - expected)
-    std = np.sqrt(noise * (1 / steps + 1 / np.maximum(count, 1)))
-    std = np.where(known, std, np.hypot(std, new.doubt[places]))
-    far = np.abs(off) > np.maximum(_FAR_STD * std, _FAR)
-    more = share > before["share"]
-    longer = log_s - seen.slower[w] > before["level"]
-    # A curve grows with the share. A time that moves the other way is another speed.
-    speed = ~first & far & (known | (more != longer))
-    # Nor is it the share if the worker was slow already.
-    speed |= ~first & far & longer & seen.held[w]
-    # Nor if more samples took less time before.
-    more_samples = np.where(seen.share[1:, w] > share, seen.level[1:, w], np.inf)
-    above = more_samples.min(axis=0)
-    late = ~first & ~known & (log_s - seen.slower[w] - above > _FAR_STD * std + _FAR)
-    place = 1 + more_samples.argmin(axis=0)
-    since = seen.used[place, w]
-    ratio = np.log(share / np.maximum(seen.share[place, w], 1))
-    off = np.where(late, log_s - seen.slower[w] - above - 0.5 * ratio, off)
-    speed |= late
-    cold = speed & known & (count <= 1) & (off < 0)
+@dataclass(frozen=True, slots=True, eq=False)
+class _Moves:
+    """First times of some workers after their shares have changed, arrays ``(n,)``."""
+
+    workers: IntArray
+    share: IntArray
+    steps: IntArray
+    level: FloatArray  # logarithm of the time relative to the entries' speed
+    first: Mask  # whether the worker had no share before
+    known: Mask  # whether it has an entry of the share
+    before: tuple[IntArray, FloatArray, FloatArray, IntArray]  # the entry of the share before
+    found: tuple[IntArray, FloatArray, FloatArray, IntArray]  # that of the share, or the oldest
+    at: IntArray  # row of the latter
+    off: FloatArray  # how much longer than expected, in logarithms
+    std: FloatArray  # standard deviation of that
+    late: Mask  # whether more samples took less time before
+    since: IntArray  # when that was
+
+    @classmethod
+    def of(
+        cls,
+        seen: ShareTimes,
+        new: NewTimes,
+        ranks: IntArray,
+        places: IntArray,
+        log_s: FloatArray,
+        noise: FloatArray,
+    ) -> _Moves:
+        w, share, steps = ranks[places], new.share[places], new.steps[places]
+        same = seen.share[1:, w] == share
+        known = same.any(axis=0)
+        at = 1 + np.where(known, same.argmax(axis=0), seen.used[1:, w].argmin(axis=0))
+        before = seen.share[0, w], seen.here[0, w], seen.here[1, w], seen.steps[w] - steps
+        found = seen.share[at, w], seen.level[at, w], seen.count[at, w], seen.used[at, w]
+        first, level = before[0] == 0, log_s - seen.slower[w]
+        curve_s, before_s, doubt = new.curve(places)
+        by_curve = np.log(np.maximum(curve_s, 1e-12) / np.maximum(before_s, 1e-12))
+        # A new share is compared with the share before, by the curve; a known one with itself.
+        off = level - np.where(known, found[1], before[1] + by_curve)
+        count = np.maximum(np.where(known, found[2], before[2]), 1)
+        std = np.sqrt(noise * (1 / steps + 1 / count) + np.where(known, 0.0, doubt**2))
+        more = np.where(seen.share[:, w] > share, seen.level[:, w], np.inf)
+        more[0] = np.where(before[0] > share, before[1], np.inf)
+        place = more.argmin(axis=0)
+        late = ~first & ~known & (level - more.min(axis=0) > _FAR_STD * std + _FAR)
+        by_share = 0.5 * np.log(share / np.maximum(seen.share[place, w], 1))
+        off = np.where(late, level - np.where(late, more.min(axis=0), 0.0) - by_share, off)
+        since = np.where(place == 0, before[3], seen.used[place, w])
+        off = np.where(first, 0.0, off)
+        return cls(w, share, steps, level, first, known, before, found, at, off, std, late, since)
+
+    @property
+    def new(self) -> Mask:
+        return ~self.first & ~self.known
+
+    @property
+    def far(self) -> Mask:
+        return ~self.first & (np.abs(self.off) > np.maximum(_FAR_STD * self.std, _FAR))
+
+    @property
+    def longer(self) -> Mask:
+        return self.level > self.before[1]
+
+    def of_speed(self, held: Mask) -> Mask:
+        """Return which far times are another speed, or a cold start, whatever the share."""
+        # A curve grows with the share, so the time of a new share that moves the other way is one.
+        other_way = (self.share > self.before[0]) != self.longer
+        # Nor is it the share if the worker was slow already, or if more samples took less time.
+        by_speed = self.known | other_way | (self.longer & held)
+        return np.asarray((self.far & by_speed) | self.late)
+
+
+def _moved(seen: ShareTimes, moves: _Moves) -> tuple[ShareTimes, Mask]:
+    """Return the record with the new shares, and which times may be due to more samples."""
+    w, known, found, steps = moves.workers, moves.known, moves.found, moves.steps
+    held = seen.held[w]
+    rows = ("share", "level", "count", "used")
+    copied = {name: getattr(seen, name).copy() for name in (*rows, "odd", "limit")}
+    seen = replace(seen, **copied)
+    for name, values in zip(rows, moves.before, strict=True):
+        getattr(seen, name)[moves.at, w] = values
+    speed = moves.of_speed(held)
+    cold = speed & known & (found[2] <= 1) & (moves.off < 0)
     # The first steps at a new share may be slow for another reason.
-    wait = speed & ~known & (off > 0) & (steps < 2) & ~seen.held[w] & ~late
+    wait = speed & ~known & (moves.off > 0) & (steps < 2) & ~held & ~moves.late
     change = speed & ~cold & ~wait
-    seen.slower[w] += np.where(change, off, 0.0)
-    here = log_s - seen.slower[w]
-    keep = known & ~cold
-    weight = np.where(keep & ~change, steps / (found["count"] + steps), 0.0)
-    seen.share[0, w] = share
-    seen.level[0, w] = np.where(keep, found["level"] + weight * (here - found["level"]), here)
-    seen.count[0, w] = np.where(keep, found["count"] + np.where(change, 0, steps), steps)
+    shift = np.where(change, moves.off, 0.0)
+    seen.slower[w] += shift
+    level, keep = moves.level - shift, known & ~cold
+    weight = np.where(keep & ~change, steps / (found[2] + steps), 0.0)
+    seen.share[0, w] = moves.share
+    seen.here[0, w] = np.where(keep, found[1] + weight * (level - found[1]), level)
+    seen.here[1, w] = np.where(keep, found[2] + np.where(change, 0, steps), steps)
     seen.held[w] = False
     # Entries of a share since then may belong to either speed.
-    stale = (known & change) | late
-    if stale.any():
-        whose, last = w[stale], np.where(late, since, found["used"])[stale]
-        seen.share[1:, whose] = np.where(seen.used[1:, whose] > last, 0, seen.share[1:, whose])
-        seen.limit[:, whose] = 0
-    least_s = np.log(np.maximum(share, 1) / np.maximum(before["share"], 1))
-    odd = ~first & ~known & (np.abs(off) > _ODD_STD * std)
+    stale = (known & change) | moves.late
+    whose, last = w[stale], np.where(moves.late, moves.since, found[3])[stale]
+    seen.share[1:, whose] = np.where(seen.used[1:, whose] > last, 0, seen.share[1:, whose])
+    seen.limit[:, whose] = 0
+    odd = moves.new & (np.abs(moves.off) > _ODD_STD * moves.std)
     seen.odd[w] |= odd
-    jump = odd & far & more & longer & (off > 0) & ~speed
-    jump &= log_s - seen.slower[w] - before["level"] > least_s + _CLIFF
-    fresh = ~first & ~known
-    slow = int(np.count_nonzero(fresh & (off > _SLOW)))
-    return seen, jump, 2 * slow < int(np.count_nonzero(fresh))
+    share = np.log(moves.share / np.maximum(moves.before[0], 1))
+    beyond = level - moves.before[1] > share + _CLIFF
+    more = moves.share > moves.before[0]
+    return seen, odd & moves.far & more & (moves.off > 0) & moves.longer & ~speed & beyond
 
 
 def _limited(seen: ShareTimes, w: IntArray, steps: IntArray, jump: Mask) -> ShareTimes:
@@ -307,7 +351,7 @@ def _limited(seen: ShareTimes, w: IntArray, steps: IntArray, jump: Mask) -> Shar
     if not len(places):
         return seen
     w, steps, least, most = w[places], steps[places], least[places], most[places]
-    share, level = seen.share[0, w], seen.level[0, w]
+    share, level = seen.share[0, w], seen.here[0, w]
     below = np.where(seen.share[1:, w] < share, seen.share[1:, w], 0)
     below = np.where((below > least) & (most > 0), 0, below)  # those are slow as well
     from_share, at = below.max(axis=0), 1 + below.argmax(axis=0)

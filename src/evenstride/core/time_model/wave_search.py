@@ -29,14 +29,14 @@ _FIXED, _FIXED_STD, _WHOLE_STD = 0.25, 0.25, 0.3
 # Relative standard deviation of a time that a true curve may have without noise.
 _MODEL_STD = 0.01
 # Required logarithm of the odds; and the odds at which a worker contradicts its group.
-_CLEAR, _AGAINST = 7.0, -3.0
+_CLEAR, _AGAINST = 9.0, -3.0
 # Largest mean square of the residuals of a curve that explains its entries, in variances.
 _FITS = 4.0
 # Places of a bend, between the least and the largest share; by how much a line gets steeper there;
 # and the logarithm of the odds against a bend at any of them.
 _BENDS = np.linspace(0.0, 1.0, 17)[1:-1, None]
 _STEEPER = 0.5, 2.0
-_BENT = 3.0
+_BENT = 2.0
 # And against the choice of the workers that have waves, for each other one.
 _CHOSEN = 2.0
 _WORKERS = 32  # compared at most; of more, those with most entries
@@ -81,9 +81,11 @@ def with_waves(estimate: Estimate) -> Estimate:
     seen = estimate.seen
     if not seen.odd.any():
         return estimate
-    seen = replace(seen, odd=np.zeros_like(seen.odd))
+    free = estimate.firsts.cost < 0
+    # Again at the second step, if the first one does not count.
+    seen = replace(seen, odd=seen.odd & ~free & (seen.here[1] < 2))
     estimate = replace(estimate, seen=seen)
-    some, quanta, lines = _found(seen, estimate.firsts.cost < 0)
+    some, quanta, lines = _found(seen, free)
     # A first step that was far too slow may be explained by times that fall with the share.
     rising = (lines[1] > 0) & (lines[0] + lines[1] > 0)
     some, quanta, lines = some[rising], quanta[rising], lines[:, rising]
@@ -120,7 +122,8 @@ def _found(seen: ShareTimes, free: Mask) -> tuple[IntArray, IntArray, FloatArray
     ``(W,)``.
     """
     # Of the others, a slow first step would look like a wave.
-    entries = (seen.share > 0) & (seen.count >= np.where(free, 1, 2))
+    share, _, count = seen.entries
+    entries = (share > 0) & (count >= np.where(free, 1, 2))
     number = entries.sum(axis=0)
     some = np.flatnonzero(number >= 2)
     some = some[np.argsort(-number[some], kind="stable")[:_WORKERS]]
@@ -151,12 +154,13 @@ def _columns(
     seen: ShareTimes, some: IntArray, entries: Mask
 ) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
     here = entries[:, some]
-    shares = np.where(here, seen.share[:, some], 0).astype(np.float64)
-    level = np.where(here, seen.level[:, some], 0.0)
+    share, level, count = (rows[:, some] for rows in seen.entries)
+    shares = np.where(here, share, 0).astype(np.float64)
+    level = np.where(here, level, 0.0)
     mean = level.sum(axis=0) / here.sum(axis=0)
     times = np.exp(level - mean)
     noise = np.maximum(seen.noise[some], 1e-5)
-    variance = noise / np.maximum(seen.count[:, some], 1) + _MODEL_STD**2
+    variance = noise / np.maximum(count, 1) + _MODEL_STD**2
     weight = np.where(here, 1.0 / (variance * times**2), 0.0)
     return shares, weight, times, np.exp(mean + seen.slower[some])
 
