@@ -26,9 +26,9 @@ _APART_STD, _APART = 5.0, 0.12
 _OFTEN = 0.19
 # A speed that lasts longer than this many times the longest earlier one has come to stay.
 _LASTING, _LASTING_STEPS = 1.5, 3
-# Workers to look at: those with the most changes and spikes, at least so many. And other fixed times
-# to try, as parts of the time of the samples; the present one is taken if its scatter, times this, is
-# the least.
+# Workers to look at: those with the most changes and spikes, at least so many. And other fixed
+# times to try, as parts of the time of the samples; the present one is taken if its scatter, times
+# this, is the least.
 _MOST, _TURNS = 16, 0.5
 _OFFSETS, _PREFERRED = (0.0, 0.1, 0.25, 0.5, 1.0, 2.0), 0.7
 _FEWEST_TURNS = 3  # changes of a speed that show that it recurs
@@ -36,8 +36,8 @@ _SLACK = 0.05  # part by which the shares of two such splits may differ
 _ROUNDS, _STRIDE = 24, 0.5  # of the search for that split
 
 
-# Part of the slow steps that must repeat for a period, and the fewest steps of it. And the part of a
-# step that a split for a period must save over one for all speeds, and that one over following them.
+# Part of the slow steps that must repeat for a period, and the fewest steps of it. And the part of
+# a step that a period must save over one split for all speeds, and that one over following them.
 _SAME, _CONFIRMED, _MUCH_BETTER = 0.9, 24, 0.03
 # Give every set of workers a number of its own.
 _WEIGHTS = np.sqrt(np.arange(1, 129) * 2.0 + 1.0)
@@ -76,7 +76,9 @@ class RecurringSpeeds:
         some = some[often[some] > _TURNS]
         if not len(some):
             return None
-        found = _TwoSpeeds.of(recent.share[:, some].T, recent.time_s[:, some].T, latest.now.of(some))
+        found = _TwoSpeeds.of(
+            recent.share[:, some].T, recent.time_s[:, some].T, latest.now.of(some)
+        )
         again = np.flatnonzero([_returns(states) for states in found.slow])
         if not len(again):
             return None
@@ -170,8 +172,9 @@ def _returns(slow: Mask) -> bool:
     if len(turns) < _FEWEST_TURNS:
         return False
     lasted = np.diff(turns, prepend=0, append=len(slow))
-    # The latest speed may have come to stay; it is compared with the same speed before.
-    return bool(lasted[-1] <= _LASTING * lasted[-3::-2].max() + _LASTING_STEPS)
+    # The latest speed may have come to stay; it is compared with the same speed before, apart from
+    # the very first time, which may have lasted since before the speeds began to change.
+    return bool(lasted[-1] <= _LASTING * lasted[-3:0:-2].max() + _LASTING_STEPS)
 
 
 def _alike(before: FloatArray, now: FloatArray, fewest: int) -> Mask:
@@ -227,14 +230,8 @@ class _TwoSpeeds:
             The threshold with the largest variance between both parts is that of Otsu, "A threshold
             selection method from gray-level histograms" (IEEE SMC 1979).
         """
-        known, each = share > 0, np.arange(len(share))
-        usual = share.sum(axis=1) / np.maximum(known.sum(axis=1), 1)
-        offsets = np.vstack([now.fixed_s / now.per_sample_s, np.outer(_OFFSETS, usual)])
-        at = np.where(known, share, usual[:, np.newaxis])
-        logs = np.log(np.where(known, time_s, now.time_s(at.T).T)) - np.log(
-            offsets[:, :, np.newaxis] + at
-        )
-        steps = logs.shape[2]
+        offsets, logs = _by_shape(share, time_s, now)
+        steps, each = logs.shape[2], np.arange(len(share))
         ordered = np.sort(logs, axis=2)
         least = math.ceil(_OFTEN * steps)
         count = np.arange(least, steps - least + 1)
@@ -242,23 +239,41 @@ class _TwoSpeeds:
         under = sums[:, :, least - 1 : steps - least]
         apart = (sums[:, :, -1:] - under) / (steps - count) - under / count
         between = count * (steps - count) / steps * apart**2
-        cut = between.argmax(axis=2)
-        within = squares[:, :, -1] - sums[:, :, -1] ** 2 / steps
-        within -= np.take_along_axis(between, cut[:, :, np.newaxis], axis=2)[:, :, 0]
+        within = squares[:, :, -1] - sums[:, :, -1] ** 2 / steps - between.max(axis=2)
         within[0] *= _PREFERRED
         which = within.argmin(axis=0)
-        cut = cut[which, each]
+        cut = between[which, each].argmax(axis=1)
         number, apart = cut + least, apart[which, each, cut]
+        ordered = ordered[which, each]
         level = under[which, each, cut] / number
-        variance = squares[which, each, number - 1] / number - level**2
+        upper = np.arange(steps) >= number[:, np.newaxis]
         # Otherwise a few slow steps and the slowest of the noise would be a level.
-        above = steps - number
-        whole, square = sums[which, each, -1], squares[which, each, -1]
-        over = (square - squares[which, each, number - 1]) / above
-        over -= ((whole - under[which, each, cut]) / above) ** 2
-        std = np.sqrt(np.maximum(np.maximum(variance, over), 0.0))
+        means = level[:, np.newaxis] + upper * apart[:, np.newaxis]
+        squares = (ordered - means) ** 2
+        std = np.sqrt(
+            np.maximum(
+                (squares * upper).sum(axis=1) / (steps - number),
+                (squares * ~upper).sum(axis=1) / number,
+            )
+        )
         two = apart > np.maximum(_APART_STD * std, _APART)
-        limit = 0.5 * (ordered[which, each, number - 1] + ordered[which, each, number])
+        limit = 0.5 * (ordered[each, number - 1] + ordered[each, number])
         slow = (logs[which, each] > limit[:, np.newaxis]) & two[:, np.newaxis]
         slope = np.exp(level)
         return cls(slow, np.exp(apart), np.stack([offsets[which, each] * slope, slope]))
+
+
+def _by_shape(
+    share: FloatArray, time_s: FloatArray, now: CurveEstimates
+) -> tuple[FloatArray, FloatArray]:
+    """Return the logarithms of times relative to some shapes of the curve, ``(shapes, k, n)``.
+
+    The shapes come first: the fixed time of each in samples, ``(shapes, k)``. The first is the
+    present one.
+    """
+    known = share > 0
+    usual = share.sum(axis=1) / np.maximum(known.sum(axis=1), 1)
+    offsets = np.vstack([now.fixed_s / now.per_sample_s, np.outer(_OFFSETS, usual)])
+    at = np.where(known, share, usual[:, np.newaxis])
+    logs = np.log(np.where(known, time_s, now.time_s(at.T).T))
+    return offsets, logs - np.log(offsets[:, :, np.newaxis] + at)

@@ -289,7 +289,7 @@ def _noisier(estimate: Estimate, batch: _Batch) -> Estimate:
     before, steps = estimate.noise[w], estimate.steps[w]
     fresh = steps < _NOISE_ALONE
     cold = batch.cold & fresh
-    if np.count_nonzero(fresh) < max(_FEWEST_FRESH, 2 * np.count_nonzero(cold)):
+    if int(fresh.sum()) < max(_FEWEST_FRESH, 2 * int(cold.sum())):
         return estimate
     curves = estimate.now.of(w)
     off = np.log(batch.time_s / curves.time_s(batch.share))

@@ -33,3 +33,45 @@ def test_noise_regarded_as_changes_does_not_make_changes_likelier() -> None:
         estimate = learn_times(estimate, Measurements(np.arange(8), *reported, busy_s, np.zeros(8)))
 
     assert estimate.changes.lasting.sum() <= 1
+
+
+def _after(times_s: list[np.ndarray]) -> Estimate:
+    estimate = Estimate.unknown(len(times_s[0]))
+    for step, busy_s in enumerate(times_s):
+        size = len(busy_s)
+        reported = np.full(size, 50), np.full(size, step), np.ones(size, dtype=np.int64)
+        seen = Measurements(np.arange(size), *reported, busy_s, np.zeros(size))
+        estimate = learn_times(estimate, seen)
+    return estimate
+
+
+def test_the_second_step_shows_that_the_first_ones_were_noise() -> None:
+    rng = np.random.default_rng(0)
+    estimate = _after([0.5 * np.exp(0.3 * rng.standard_normal(64)) for _ in range(2)])
+
+    assert np.sqrt(estimate.noise).mean() == pytest.approx(0.3, rel=0.25)
+    # The first times are no more accurate than the second ones.
+    assert np.median(estimate.now.relative_std(np.full(64, 50))) > 0.15
+
+
+def test_first_steps_that_were_all_slow_are_no_noise() -> None:
+    rng = np.random.default_rng(0)
+    calm = np.exp(0.02 * rng.standard_normal((2, 16)))
+    estimate = _after([2.0 * calm[0], 0.2 * calm[1]])
+
+    assert np.sqrt(estimate.noise).max() < 0.1
+
+
+def test_short_times_that_come_alone_are_no_faster_worker() -> None:
+    rng, dips = np.random.default_rng(3), np.random.default_rng(4)
+    times_s = [
+        0.5 * np.exp(0.03 * rng.standard_normal(4)) * np.where(dips.random(4) < 0.05, 0.5, 1.0)
+        for _ in range(400)
+    ]
+    times_s[-1] = np.array([0.25, 0.5, 0.5, 0.5])
+    before, after = _after(times_s[:-1]), _after(times_s)
+    fast = _after([*times_s, np.array([0.25, 0.5, 0.5, 0.5])])
+
+    assert before.now.time_s(50.0)[0] == pytest.approx(0.5, rel=0.05)
+    assert after.now.time_s(50.0)[0] == pytest.approx(0.5, rel=0.05)
+    assert fast.now.time_s(50.0)[0] == pytest.approx(0.25, rel=0.05)

@@ -1,0 +1,82 @@
+"""The split for speeds that come back sooner than decisions take effect."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from evenstride.core.allocation.recurring_speeds import Planned, RecurringSpeeds
+from evenstride.core.arrays import FloatArray, IntArray
+from evenstride.core.fleet import Fleet, Worker
+from evenstride.core.time_model.estimates import Estimate
+from evenstride.core.time_model.kalman import learn_times
+from evenstride.core.time_model.observation import Measurements
+
+FLEET = Fleet(tuple(Worker(str(rank)) for rank in range(4)), 256)
+EQUAL = np.full(4, 64)
+Slow = Callable[[int], float]
+
+
+def planned(slow: Slow, steps: int, lag: int, shares: IntArray = EQUAL) -> Planned | None:
+    """Return the plan after some steps in which worker 0 takes ``slow`` times its usual time."""
+    rng, estimate = np.random.default_rng(0), Estimate.unknown(4)
+    for step in range(steps):
+        factor = np.array([slow(step), 1.0, 1.0, 1.0]) * np.exp(0.02 * rng.standard_normal(4))
+        busy_s: FloatArray = (0.005 + 0.001 * shares) * factor
+        reported = shares, np.full(4, step), np.ones(4, dtype=np.int64)
+        estimate = learn_times(estimate, Measurements(np.arange(4), *reported, busy_s, np.zeros(4)))
+    speeds = RecurringSpeeds.of(estimate, estimate)
+    return None if speeds is None else speeds.next_split(FLEET, shares, lag, 2)
+
+
+def every(period: int) -> Slow:
+    return lambda step: 2.0 if step >= 10 and step % period < period // 2 else 1.0
+
+
+def test_a_speed_that_is_gone_when_a_decision_takes_effect_gets_one_split() -> None:
+    plan = planned(every(8), 120, lag=4)
+
+    assert plan is not None
+    # Worker 0 ends with the others when it is slow. (The fixed part of its time is not known.)
+    assert 16 <= plan.shares[0] <= 38
+    assert plan.shares.sum() == 256
+    assert plan.gain > 0.1
+
+
+def test_a_speed_that_lasts_longer_than_the_lag_is_followed() -> None:
+    assert planned(every(60), 160, lag=1) is None
+
+
+def test_a_speed_that_has_come_to_stay_is_followed() -> None:
+    passing = every(8)
+
+    assert planned(lambda step: passing(step) if step < 100 else 1.0, 103, lag=4) is not None
+    assert planned(lambda step: passing(step) if step < 100 else 1.0, 115, lag=4) is None
+
+
+def test_one_change_and_rare_spikes_do_not_recur() -> None:
+    rng = np.random.default_rng(1)
+    spikes = np.where(rng.random(160) < 0.05, 3.0, 1.0)
+
+    assert planned(lambda step: 2.0 if step >= 100 else 1.0, 130, lag=4) is None
+    assert planned(lambda step: float(spikes[step]), 160, lag=4) is None
+
+
+def test_with_a_period_the_next_steps_are_known() -> None:
+    rng, estimate = np.random.default_rng(0), Estimate.unknown(4)
+    for step in range(100):
+        factor = np.array([every(10)(step) ** 2, 1.0, 1.0, 1.0])
+        factor *= np.exp(0.02 * rng.standard_normal(4))
+        reported = EQUAL, np.full(4, step), np.ones(4, dtype=np.int64)
+        seen = Measurements(np.arange(4), *reported, 0.069 * factor, np.zeros(4))
+        estimate = learn_times(estimate, seen)
+    speeds = RecurringSpeeds.of(estimate, estimate)
+    assert speeds is not None
+    plans = [speeds.next_split(FLEET, EQUAL, lag, 1) for lag in (1, 7)]
+
+    # The next step is slow for worker 0, the one after six more is not.
+    assert [plan is not None and plan.how for plan in plans] == ["every 10 steps"] * 2
+    slow, usual = (plan.shares for plan in plans if plan is not None)
+    assert slow[0] < 40
+    assert usual[0] > 60
