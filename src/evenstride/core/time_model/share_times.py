@@ -336,6 +336,9 @@ def _moved(seen: ShareTimes, moves: _Moves) -> tuple[ShareTimes, Mask]:
     whose, last = w[stale], np.where(moves.late, moves.since, found[3])[stale]
     seen.share[1:, whose] = np.where(seen.used[1:, whose] > last, 0, seen.share[1:, whose])
     seen.limit[:, whose] = 0
+    # A cliff that one step showed is forgotten with the share.
+    gone = w[(seen.proof[w] < _PROOF) & (moves.share <= seen.limit[0, w])]
+    seen.limit[:, gone] = 0
     odd = moves.new & (np.abs(moves.off) > _ODD_STD * moves.std)
     seen.odd[w] |= odd
     share = np.log(moves.share / np.maximum(moves.before[0], 1))
@@ -369,7 +372,10 @@ def _limited(seen: ShareTimes, w: IntArray, steps: IntArray, jump: Mask) -> Shar
     first = slow & (most == 0)
     lower = slow & (first | (share < most))
     before = np.where(lower, 0, seen.proof[w])
-    seen.proof[w] = np.where(slow, before + steps, seen.proof[w])
+    # First steps at several shares may all be cold starts.
+    again = (steps > 1) | (seen.here[1, w] > 1)
+    proof = np.where(again, before + steps, np.maximum(before, 1))
+    seen.proof[w] = np.where(slow, proof, seen.proof[w])
     seen.tries[w] += (before < _PROOF) & (seen.proof[w] >= _PROOF) & slow
     seen.limit_level[w] = np.where(lower, level, seen.limit_level[w])
     seen.limit[0, w] = np.where(first, from_share, np.where(slow | (from_share == 0), least, share))
