@@ -104,7 +104,7 @@ def _shaped(estimate: Estimate, batch: _Batch) -> tuple[Estimate, _Batch]:
         doubt = np.where(known, mine.relative_std(whole[places]), 0.0)
         return np.where(known, times_s[0], 0.0), np.where(known, times_s[1], 0.0), doubt
 
-    new = NewTimes(w, batch.share, batch.time_s, batch.steps, curve)
+    new = NewTimes(w, batch.share, batch.time_s, batch.steps, estimate.firsts.cost[w] < 0, curve)
     seen, shape = noted(seen, new)
     # Its time at a share beyond a cliff says nothing about a worker's line.
     batch = batch if whole is batch.share else replace(batch, share=whole)

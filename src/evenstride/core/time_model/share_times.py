@@ -176,6 +176,7 @@ class NewTimes:
     share: IntArray
     time_s: FloatArray  # a median
     steps: IntArray  # number of steps in it
+    free: Mask  # whether first steps at new shares have been as fast as later ones
     # Given some of these, returns their usual time by the curve, in seconds, that at the share
     # before, and the relative standard deviation of the first.
     curve: Callable[[IntArray], tuple[FloatArray, FloatArray, FloatArray]]
@@ -206,7 +207,8 @@ def noted(seen: ShareTimes, new: NewTimes) -> tuple[ShareTimes, Mask]:
     if not (jump.any() or after.limit[1].any()):
         return after, jump
     ranks = np.arange(len(moved)) if isinstance(w, slice) else w
-    after = _limited(after, ranks, np.where(jump & alone, _PROOF, new.steps), jump)
+    counted = np.where(jump & alone, _PROOF, new.steps)
+    after = _limited(after, ranks, counted, jump, new.free)
     least, most, _ = after.limit[:, w]
     return after, (most > 0) & (new.share > least)
 
@@ -336,6 +338,9 @@ def _moved(seen: ShareTimes, moves: _Moves) -> tuple[ShareTimes, Mask]:
     whose, last = w[stale], np.where(moves.late, moves.since, found[3])[stale]
     seen.share[1:, whose] = np.where(seen.used[1:, whose] > last, 0, seen.share[1:, whose])
     seen.limit[:, whose] = 0
+    # A cliff that one step showed is forgotten with the share.
+    gone = w[(seen.proof[w] < _PROOF) & (moves.share <= seen.limit[0, w])]
+    seen.limit[:, gone] = 0
     odd = moves.new & (np.abs(moves.off) > _ODD_STD * moves.std)
     seen.odd[w] |= odd
     share = np.log(moves.share / np.maximum(moves.before[0], 1))
@@ -344,13 +349,14 @@ def _moved(seen: ShareTimes, moves: _Moves) -> tuple[ShareTimes, Mask]:
     return seen, odd & moves.far & more & (moves.off > 0) & moves.longer & ~speed & beyond
 
 
-def _limited(seen: ShareTimes, w: IntArray, steps: IntArray, jump: Mask) -> ShareTimes:
+def _limited(seen: ShareTimes, w: IntArray, steps: IntArray, jump: Mask, free: Mask) -> ShareTimes:
     """Return the record with the limits of workers that have just passed one, or not."""
     least, most, _ = seen.limit[:, w]
     places = np.flatnonzero(jump | ((most > 0) & (seen.share[0, w] > least)))
     if not len(places):
         return seen
     w, steps, least, most = w[places], steps[places], least[places], most[places]
+    free = free[places]
     share, level = seen.share[0, w], seen.here[0, w]
     below = np.where(seen.share[1:, w] < share, seen.share[1:, w], 0)
     below = np.where((below > least) & (most > 0), 0, below)  # those are slow as well
@@ -369,7 +375,10 @@ def _limited(seen: ShareTimes, w: IntArray, steps: IntArray, jump: Mask) -> Shar
     first = slow & (most == 0)
     lower = slow & (first | (share < most))
     before = np.where(lower, 0, seen.proof[w])
-    seen.proof[w] = np.where(slow, before + steps, seen.proof[w])
+    # First steps at several shares may all be cold starts.
+    again = free | (steps > 1) | (seen.here[1, w] > 1)
+    proof = np.where(again, before + steps, np.maximum(before, 1))
+    seen.proof[w] = np.where(slow, proof, seen.proof[w])
     seen.tries[w] += (before < _PROOF) & (seen.proof[w] >= _PROOF) & slow
     seen.limit_level[w] = np.where(lower, level, seen.limit_level[w])
     seen.limit[0, w] = np.where(first, from_share, np.where(slow | (from_share == 0), least, share))
