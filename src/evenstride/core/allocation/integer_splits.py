@@ -459,7 +459,8 @@ def _first_whole(
         if not first_s < middle_s < last_s:
             return found
         sooner = by(middle_s)
-        if sooner is None:
+        # What ends by the early deadline is always allowed, so a split may end after its own.
+        if sooner is None or float(times.at(sooner).max()) >= last_s:
             first_s = middle_s
         else:
             found = sooner
