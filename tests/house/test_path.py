@@ -46,6 +46,7 @@ PATH = (
     "core.time_model.estimates",
     "core.policy",
     "core.policies.adaptive",
+    "core.policies.supervisor",
     "core.time_model.pooling",
     "core.allocation.step_forecast",
     "core.allocation.integer_splits",
