@@ -174,13 +174,7 @@ class Adaptive:
             # A wrong curve may also be certain: nothing contradicts it at shares that stay.
             if trial is None and rests:
                 trial = outlook.probe(now, _EARLY, supervisor.risk(situation))
-            if trial is not None:
-                some = fleet.workers[int(np.argmax(trial - now))].name
-                reason = f"worker {some} finishes early: it gets more, to measure a larger share"
-                return Move(as_shares(trial), reason, settled=False)
-            limit = f", below {self.min_gain:.1%}" if gain >= 0 else ""
-            reason = f"the best split would be {signed_part(gain)}{limit}"
-            return Keep(reason, settled=doubt < _SETTLED_DOUBT)
+            return self._without_gain(outlook, now, trial, gain, doubt)
         first_s = estimate.firsts.split_s(best)
         if first_s > 0:
             best, best_s = _worth(outlook, situation, supervisor, (best, best_s))
@@ -194,6 +188,23 @@ class Adaptive:
             f"{(step_s - now_s + best_s) * 1e3:.1f} ms expected ({gain:.1%} less)"
         )
         return Move(as_shares(best), reason, settled=False)
+
+    def _without_gain(
+        self,
+        outlook: StepForecast,
+        now: IntArray,
+        trial: IntArray | None,
+        gain: float,
+        doubt: float,
+    ) -> Decision:
+        """Return the decision where no split gains enough."""
+        if trial is not None:
+            some = outlook.fleet.workers[int(np.argmax(trial - now))].name
+            reason = f"worker {some} finishes early: it gets more, to measure a larger share"
+            return Move(as_shares(trial), reason, settled=False)
+        limit = f", below {self.min_gain:.1%}" if gain >= 0 else ""
+        reason = f"the best split would be {signed_part(gain)}{limit}"
+        return Keep(reason, settled=doubt < _SETTLED_DOUBT)
 
 
 def _worth(

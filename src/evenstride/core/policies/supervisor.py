@@ -31,8 +31,8 @@ _SURE_STD, _LEAST = 3.0, 0.005
 _MEDIAN_COST = 1.25
 # Steps of a split that are no slower than before, after which it counts as the better one.
 _ENOUGH = 3
-# First steps at new shares are left out, unless they have been shown to be as fast as later ones:
-# at most this many in a row, and one that takes this many times as long only if it is the first.
+# First steps at new shares are left out, unless they have been shown to be as fast as later ones.
+# At most this many in a row are; one that takes this many times as long only if it is the first.
 _SLOW_FIRST, _MOST_SLOW_FIRSTS = 1.25, 3
 # After a split that was worse, the shares stay for this many steps; for twice as many each further
 # time; and until the time that it cost is this part of the time since.
@@ -53,12 +53,12 @@ _ALLOWED, _CREDIT = 4.0, 0.01
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Stretch:
+class StepsAtSplit:
     """Successive steps at one split, each measured by all workers that had samples."""
 
-    first: int  # the first step
-    shares: IntArray  # ``(W,)``
-    busy_s: FloatArray  # ``(steps, W)``; 0 for a worker without samples
+    first: int  # the first step.
+    shares: IntArray  # ``(W,)``.
+    busy_s: FloatArray  # ``(steps, W)``; 0 for a worker without samples.
 
     def longest_s(self) -> FloatArray:
         return np.asarray(self.busy_s.max(axis=1))
@@ -70,7 +70,7 @@ class Stretch:
         return np.asarray(self.busy_s[:, fewer].max(axis=1, initial=0.0))
 
 
-def stretches(seen: Measurements, fleet: Fleet) -> Iterator[Stretch]:
+def stretches(seen: Measurements, fleet: Fleet) -> Iterator[StepsAtSplit]:
     """Yield the whole steps among some measurements, in order; partly reported ones are left out.
 
     Cost:
@@ -78,14 +78,9 @@ def stretches(seen: Measurements, fleet: Fleet) -> Iterator[Stretch]:
     """
     if not len(seen):
         return
-    workers = np.arange(len(fleet))
-    alike = len(seen) == len(fleet) and bool(seen.modelled.all())
-    alike = alike and bool((seen.worker == workers).all() and (seen.steps == seen.steps[0]).all())
-    # The usual case: the same steps of all workers, each at one share.
-    if alike and (seen.first_step == seen.first_step[0]).all() and seen.share.all():
-        if seen.share.sum() == fleet.global_batch:
-            busy_s = seen.busy_s.reshape(len(fleet), -1).T
-            yield Stretch(int(seen.first_step[0]), seen.share, busy_s)
+    if _alike_steps(seen, fleet):  # the usual case
+        busy_s = seen.busy_s.reshape(len(fleet), -1).T
+        yield StepsAtSplit(int(seen.first_step[0]), seen.share, busy_s)
         return
     steps = seen.step_of_times()
     numbers, row = np.unique(steps, return_inverse=True)
@@ -103,24 +98,35 @@ def stretches(seen: Measurements, fleet: Fleet) -> Iterator[Stretch]:
     begins = np.flatnonzero(np.r_[True, (shares[1:] != shares[:-1]).any(axis=1)])
     for begin, end in zip(begins, [*begins[1:], len(numbers)], strict=True):
         if end > begin:
-            yield Stretch(int(numbers[begin]), shares[begin], busy_s[begin:end])
+            yield StepsAtSplit(int(numbers[begin]), shares[begin], busy_s[begin:end])
+
+
+def _alike_steps(seen: Measurements, fleet: Fleet) -> bool:
+    """Return whether these are the same steps of all workers, each at one share."""
+    if len(seen) != len(fleet) or int(seen.share.sum()) != fleet.global_batch:
+        return False
+    same = (seen.worker == np.arange(len(fleet))) & seen.modelled & (seen.share > 0)
+    same &= (seen.steps == seen.steps[0]) & (seen.first_step == seen.first_step[0])
+    return bool(same.all())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tried:
     """A split, and its latest measured steps."""
 
-    shares: IntArray  # ``(W,)``
-    logs: tuple[float, ...]  # logarithms of their longest times in seconds, of the latest `_RECENT`
-    busy_s: FloatArray  # times of its latest few steps, ``(n, W)``
-    steps: int  # number of its steps since it was last adopted
+    shares: IntArray  # ``(W,)``.
+    logs: tuple[
+        float, ...
+    ]  # logarithms of their longest times in seconds, of the latest `_RECENT`.
+    busy_s: FloatArray  # times of its latest few steps, ``(n, W)``.
+    steps: int  # number of its steps since it was last adopted.
 
     @classmethod
-    def of(cls, seen: Stretch) -> Tried:
+    def of(cls, seen: StepsAtSplit) -> Tried:
         logs = tuple(np.log(seen.longest_s()[-_RECENT:]).tolist())
         return cls(seen.shares, logs, seen.busy_s[-_ENOUGH:], len(seen.busy_s))
 
-    def after(self, seen: Stretch, noise: float) -> Tried:
+    def after(self, seen: StepsAtSplit, noise: float) -> Tried:
         """Return it after more steps; ``noise`` is the standard deviation of a worker's times."""
         more = Tried.of(seen)
         logs = _alike((*self.logs, *more.logs)[-_RECENT:], noise)
@@ -154,21 +160,23 @@ class Tried:
 
 
 @dataclass(frozen=True, slots=True)
-class Away:
+class Departed:
     """Steps since the better split was left, at other splits."""
 
-    now: Tried  # the split of the latest ones
-    # Logarithms of the longest times in seconds, of the latest `_RECENT`.
+    now: Tried  # the split of the latest ones.
+    # Logarithms of the longest times in seconds, of the latest `_RECENT` steps.
     logs: tuple[float, ...] = ()
-    least: tuple[float, ...] = ()  # the same of what the better split would have taken, at least
-    here: int = 0  # number of these that are at the latest split
-    began: tuple[float, ...] = ()  # the first few of these
-    firsts: int = 0  # number of first steps in a row that were left out
-    doubtful: bool = False  # whether the latest step is a slow one of these
-    cost_s: float = 0.0  # additional time of all of them
+    least: tuple[float, ...] = ()  # the same of what the better split would have taken, at least.
+    here: int = 0  # number of these that are at the latest split.
+    began: tuple[float, ...] = ()  # the first few of these.
+    firsts: int = 0  # number of first steps in a row that were left out.
+    doubtful: bool = False  # whether the latest step is a slow one of these.
+    cost_s: float = 0.0  # additional time of all of them.
 
     @classmethod
-    def after(cls, before: Away | None, seen: Stretch, other: Tried, estimate: Estimate) -> Away:
+    def after(
+        cls, before: Departed | None, seen: StepsAtSplit, other: Tried, estimate: Estimate
+    ) -> Departed:
         """Return it after more steps; ``before`` is ``None`` if these are the first."""
         noise, longest_s = _noise(estimate), seen.longest_s()
         new = before is None or bool((before.now.shares != seen.shares).any())
@@ -233,11 +241,11 @@ class Away:
 class Hold:
     """The shares stay, because another split was worse."""
 
-    begun: int  # the step at which it began
-    until: int  # the step from which on another split is tried
+    begun: int  # the step at which it began.
+    until: int  # the step from which on another split is tried.
     reason: str
-    kept: Tried  # the split that is kept, as it was then
-    other: float  # logarithm of what a step took at the other split, in seconds
+    kept: Tried  # the split that is kept, as it was then.
+    other: float  # logarithm of what a step took at the other split, in seconds.
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,20 +257,20 @@ class Supervisor:
     for twice as many steps each further time. It compares all splits with the equal one, too.
     """
 
-    better: Tried | None = None  # the best split measured so far
-    equal: Tried | None = None  # the equal split
-    away: Away | None = None  # the steps since the best split, ``None`` at it
-    uneven: Away | None = None  # the steps since the equal split, ``None`` at it
+    better: Tried | None = None  # the best split measured so far.
+    equal: Tried | None = None  # the equal split.
+    away: Departed | None = None  # the steps since the best split, ``None`` at it.
+    uneven: Departed | None = None  # the steps since the equal split, ``None`` at it.
     hold: Hold | None = None
-    failures: int = 0  # number of splits in a row that were worse
-    begun: int = 0  # the first measured step of the latest split
+    failures: int = 0  # number of splits in a row that were worse.
+    begun: int = 0  # the first measured step of the latest split.
     # The latest splits that were left: their shapes are compiled, if shapes cost anything.
     left: tuple[Tried, ...] = ()
-    mistakes: int = 0  # number of returns to a split that had become slower itself
-    debt_s: float = 0.0  # what they cost
-    total_s: float = 0.0  # time of all steps
-    lost_s: float = 0.0  # time lost against the equal split, below 0 for a gain
-    regret_s: float = 0.0  # the same, but earlier gains make up only for a small part of the run
+    mistakes: int = 0  # number of returns to a split that had become slower itself.
+    debt_s: float = 0.0  # what they cost.
+    total_s: float = 0.0  # time of all steps.
+    lost_s: float = 0.0  # time lost against the equal split, below 0 for a gain.
+    regret_s: float = 0.0  # the same, but earlier gains make up only for a small part of the run.
 
     def forgiven(self) -> Supervisor:
         """Return the state in which any split may be tried again, at once."""
@@ -304,14 +312,14 @@ class Supervisor:
         """Return by what part the steps of a trial may be longer, after so long without one."""
         return min(self._spare() * (situation.step - self.begun) / _TRIAL_STEPS, _MOST_RISK)
 
-    def _leaving(self, seen: Stretch) -> Supervisor:
+    def _leaving(self, seen: StepsAtSplit) -> Supervisor:
         latest = self.latest
         if latest is None or (latest.shares == seen.shares).all():
             return self
         others = [split for split in self.left if (split.shares != seen.shares).any()]
         return replace(self, begun=seen.first, left=(*others, latest)[-_LEFT:])
 
-    def _after(self, seen: Stretch, estimate: Estimate) -> Supervisor:
+    def _after(self, seen: StepsAtSplit, estimate: Estimate) -> Supervisor:
         better = self.better
         if better is None:
             return replace(self, better=Tried.of(seen))
@@ -320,7 +328,7 @@ class Supervisor:
             back = self.away is not None and self.hold is not None
             known = Tried.of(seen) if back else better.after(seen, _noise(estimate))
             return replace(self, better=known, away=None)._waiting(estimate)
-        away = Away.after(self.away, seen, better, estimate)
+        away = Departed.after(self.away, seen, better, estimate)
         state = replace(self, away=away)
         if self.hold is not None:  # measured before the return took effect
             return state._owing(away.cost_s - (self.away.cost_s if self.away else 0.0))
@@ -331,7 +339,7 @@ class Supervisor:
             return replace(state, better=away.now, away=None, failures=failures)
         return state
 
-    def _with_equal(self, seen: Stretch, situation: Situation) -> Supervisor:
+    def _with_equal(self, seen: StepsAtSplit, situation: Situation) -> Supervisor:
         total_s = self.total_s + float(seen.longest_s().sum())
         state, equal, estimate = replace(self, total_s=total_s), self.equal, situation.estimate
         shares = as_array(equal_split(situation.fleet)) if equal is None else equal.shares
@@ -340,7 +348,7 @@ class Supervisor:
             return replace(state, equal=known, uneven=None)
         if equal is None:
             return state
-        uneven = Away.after(self.uneven, seen, equal, estimate)
+        uneven = Departed.after(self.uneven, seen, equal, estimate)
         lost_s = uneven.cost_s - (self.uneven.cost_s if self.uneven else 0.0)
         regret_s = max(self.regret_s + lost_s, -_CREDIT * total_s)
         lost_s += self.lost_s
@@ -428,7 +436,7 @@ class Supervisor:
                 return self._returned(split, away, off, situation.step)
         return None
 
-    def _beyond_bound(self, away: Away, equal: Tried, estimate: Estimate) -> float | None:
+    def _beyond_bound(self, away: Departed, equal: Tried, estimate: Estimate) -> float | None:
         """Return by how much the latest steps are slower than equal ones, if all lost too much."""
         if self.regret_s < _BUDGET * self.total_s + _ALLOWED * equal.step_s:
             return None
@@ -436,7 +444,7 @@ class Supervisor:
         return off if min(off, away.slower_at_first(equal, estimate)) > 0 else None
 
     def _returned(
-        self, split: Tried, away: Away, off: float, step: int
+        self, split: Tried, away: Departed, off: float, step: int
     ) -> tuple[Supervisor, Decision]:
         failures, debt_s = self.failures + 1, self.debt_s + max(away.cost_s, 0.0)
         which = "the equal split" if split is self.equal else "an earlier split"
@@ -444,8 +452,8 @@ class Supervisor:
         until = state._until(step, debt_s, failures)
         reason = f"steps measured {exp(off) - 1:.1%} longer at another split"
         hold = Hold(step, until, reason, split, _median(away.logs))
-        told = f"back to {which}: {reason}{self._balance()}"
-        decision = Move(as_shares(split.shares), told, settled=False)
+        text = f"back to {which}: {reason}{self._balance()}"
+        decision = Move(as_shares(split.shares), text, settled=False)
         return replace(state, hold=hold), decision
 
 

@@ -38,12 +38,12 @@ class Run:
         decision = None
         for times_s in steps_s:
             seen = [Observation(k, shares[k], self.step, (times_s[k],), (0.0,)) for k in range(3)]
-            decision = self.told(shares, Measurements.of(seen))
+            decision = self.decide(shares, Measurements.of(seen))
             if isinstance(decision, Move):
                 break
         return decision
 
-    def told(self, shares: Shares, seen: Measurements) -> Decision | None:
+    def decide(self, shares: Shares, seen: Measurements) -> Decision | None:
         self.step += 1
         situation = Situation(FLEET, shares, self.step, seen, KNOWN)
         self.state, decision = self.state.after(situation).judged(situation)
@@ -184,7 +184,7 @@ def test_late_measurements_of_the_split_that_was_left_change_nothing() -> None:
     run.at(OTHER, SLOWER, SLOWER)
 
     late = [Observation(k, OTHER[k], 50, (SLOWER[k],), (0.0,)) for k in range(3)]
-    assert isinstance(run.told(EQUAL, Measurements.of(late)), Keep)
+    assert isinstance(run.decide(EQUAL, Measurements.of(late)), Keep)
 
 
 @pytest.mark.parametrize("missing", [0, 1, 2])
