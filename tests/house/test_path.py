@@ -46,7 +46,7 @@ PATH = (
     "core.time_model.estimates",
     "core.policy",
     "core.policies.adaptive",
-    "core.policies.supervisor",
+    "core.policies.measured_splits",
     "core.time_model.pooling",
     "core.allocation.step_forecast",
     "core.allocation.integer_splits",
