@@ -115,10 +115,10 @@ def _shaped(estimate: Estimate, batch: _Batch) -> tuple[Estimate, _Batch]:
 class _First:
     """What a turn's observations say about first steps at new shares, arrays ``(n,)``."""
 
-    workers: IntArray  # their workers
-    new: Mask  # whether the share is new to the worker
-    open: Mask  # whether it is a single step, slow at a new share: the next one decides
-    dropped: Mask  # whether its slow first step was left out because later ones were normal
+    workers: IntArray  # their workers.
+    new: Mask  # whether the share is new to the worker.
+    open: Mask  # whether it is a single step, slow at a new share: the next one decides.
+    dropped: Mask  # whether its slow first step was left out because later ones were normal.
     over_s: FloatArray  # by how much that one was longer, in seconds
 
     @classmethod

@@ -2,7 +2,7 @@
 
 A time curve with steps or a cliff is no straight line, so a filter of two numbers takes each step
 of the curve for a change of speed. This record keeps the two apart: a time that changes at one
-share is a change of speed, which moves all of a worker's entries; a time that changes with the
+share is a change of speed, which moves all of a worker's entries. A time that changes with the
 share, in the same direction, is the shape of its curve. `wave_search` finds waves in these entries.
 """
 
@@ -37,27 +37,27 @@ _CLIFF = 0.18
 class ShareTimes:
     """The entries of ``W`` workers; row 0 of each is its present share."""
 
-    share: IntArray  # ``(n, W)``, 0 for no entry
+    share: IntArray  # ``(n, W)``, 0 for no entry.
     # ``(n, W)``, of the earlier shares (the first row is unused): logarithm of the seconds at the
     # reference speed, number of steps in it, and of the worker's steps when it was left.
     level: FloatArray
     count: FloatArray
     used: IntArray
-    here: FloatArray  # ``(2, W)``, the first two of the present share
-    slower: FloatArray  # ``(W,)``, logarithm of the present times relative to the entries
-    steps: IntArray  # ``(W,)``, number of steps seen
-    held: Mask  # ``(W,)``, whether the latest step was far from its entry, and may be a spike
-    sought: Mask  # ``(W,)``, whether waves are sought
-    squares: FloatArray  # ``(2, W)``, sum of squared deviations at one share, and their number
-    odd: Mask  # ``(W,)``, whether entries have come that the curve did not foresee
+    here: FloatArray  # ``(2, W)``, the first two of the present share.
+    slower: FloatArray  # ``(W,)``, logarithm of the present times relative to the entries.
+    steps: IntArray  # ``(W,)``, number of steps seen.
+    held: Mask  # ``(W,)``, whether the latest step was far from its entry, and may be a spike.
+    sought: Mask  # ``(W,)``, whether waves are sought.
+    squares: FloatArray  # ``(2, W)``, sum of squared deviations at one share, and their number.
+    odd: Mask  # ``(W,)``, whether entries have come that the curve did not foresee.
     # ``(W,)``, samples of a wave: times change only at its multiples. 1 for any share.
     quantum: IntArray
     # ``(3, W)``: above ``least`` samples times are far too long, as seen at ``most`` samples, at
     # the step ``since``; 0 for no limit.
     limit: IntArray
-    limit_level: FloatArray  # ``(W,)``, the entry's level there
-    proof: IntArray  # ``(W,)``, number of steps that were slow above it
-    tries: IntArray  # ``(W,)``, number of times that a cliff or waves were found
+    limit_level: FloatArray  # ``(W,)``, the entry's level there.
+    proof: IntArray  # ``(W,)``, number of steps that were slow above it.
+    tries: IntArray  # ``(W,)``, number of times that a cliff or waves were found.
 
     @classmethod
     def none(cls, workers: int, sought: Mask | None = None) -> ShareTimes:
@@ -172,11 +172,11 @@ class ShareTimes:
 class NewTimes:
     """One time of each of some workers, arrays ``(n,)``."""
 
-    workers: IntArray | slice  # a slice for all of them
+    workers: IntArray | slice  # a slice for all of them.
     share: IntArray
-    time_s: FloatArray  # a median
-    steps: IntArray  # number of steps in it
-    free: Mask  # whether first steps at new shares have been as fast as later ones
+    time_s: FloatArray  # a median.
+    steps: IntArray  # number of steps in it.
+    free: Mask  # whether first steps at new shares have been as fast as later ones.
     # Given some of these, returns their usual time by the curve, in seconds, that at the share
     # before, and the relative standard deviation of the first.
     curve: Callable[[IntArray], tuple[FloatArray, FloatArray, FloatArray]]
@@ -246,16 +246,16 @@ class _Moves:
     workers: IntArray
     share: IntArray
     steps: IntArray
-    level: FloatArray  # logarithm of the time relative to the entries' speed
-    first: Mask  # whether the worker had no share before
-    known: Mask  # whether it has an entry of the share
-    before: tuple[IntArray, FloatArray, FloatArray, IntArray]  # the entry of the share before
-    found: tuple[IntArray, FloatArray, FloatArray, IntArray]  # that of the share, or the oldest
-    at: IntArray  # row of the latter
-    off: FloatArray  # how much longer than expected, in logarithms
-    std: FloatArray  # standard deviation of that
-    late: Mask  # whether more samples took less time before
-    since: IntArray  # when that was
+    level: FloatArray  # logarithm of the time relative to the entries' speed.
+    first: Mask  # whether the worker had no share before.
+    known: Mask  # whether it has an entry of the share.
+    before: tuple[IntArray, FloatArray, FloatArray, IntArray]  # the entry of the share before.
+    found: tuple[IntArray, FloatArray, FloatArray, IntArray]  # that of the share, or the oldest.
+    at: IntArray  # row of the latter.
+    off: FloatArray  # how much longer than expected, in logarithms.
+    std: FloatArray  # standard deviation of that.
+    late: Mask  # whether more samples took less time before.
+    since: IntArray  # when that was.
 
     @classmethod
     def of(
