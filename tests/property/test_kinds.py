@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from evenstride.core.fleet import FloatArray, IntArray
+from evenstride.core.time_model.curve_update import bent
 from evenstride.core.time_model.estimates import CurveEstimates
 from evenstride.core.time_model.pooling import kinds_of
 
@@ -91,7 +92,7 @@ def test_of_more_kinds_than_are_looked_for_the_deepest_cuts_are_made() -> None:
 def test_workers_are_distinguished_where_they_were_measured() -> None:
     """A split that is decided but not in force says nothing: there, all are as doubtful."""
     time_s = np.array([0.041, 0.041, 0.045, 0.045])
-    curves = _curves(time_s, 0.01).bent(np.full(4, 64), np.full(4, 0.17))
+    curves = bent(_curves(time_s, 0.01), np.full(4, 64), np.full(4, 0.17))
     decided = np.full(4, 106)
 
     assert float(curves.relative_std(decided).min()) > 0.07, "9 % are not many of these"
@@ -105,7 +106,7 @@ def test_curves_that_cross_are_distinguished_where_they_differ() -> None:
     curves = CurveEstimates(np.concatenate([steep.rows, flat.rows], axis=1)).times(
         1.0, np.full(6, 1e-4)
     )
-    curves = curves.bent(np.full(6, 40), np.full(6, 0.01))
+    curves = bent(curves, np.full(6, 40), np.full(6, 0.01))
     kinds = kinds_of(curves, np.array([8, 40, 72, 8, 40, 72]))
 
     assert np.ptp(curves.time_s(40)) < 1e-9
@@ -128,7 +129,7 @@ def test_of_very_many_workers_those_not_looked_at_are_sorted_in(workers: int) ->
 def test_the_surest_share_is_that_of_least_doubt(
     parts: FloatArray, share: int, doubt: float
 ) -> None:
-    curves = _curves(parts, 0.02).bent(np.full(4, share), np.full(4, doubt))
+    curves = bent(_curves(parts, 0.02), np.full(4, share), np.full(4, doubt))
     surest = curves.surest_share(np.full(4, 64))
 
     least = curves.relative_std(surest) * (1 - 1e-9)  # next to share 1 it may be flat

@@ -91,29 +91,29 @@ def _checked(bounds: tuple[int, int] | None) -> tuple[int, int]:
 class Settings:
     """The settings of a `Stride`: its arguments, completed from the environment."""
 
-    global_batch: int  # samples per step, over all workers
-    seed: int  # for the sample order and the randomness of the samples
+    global_batch: int  # samples per step, over all workers.
+    seed: int  # for the sample order and the randomness of the samples.
     policy: str
-    min_share: int  # smallest share of this rank in a full step
-    max_share: int | None  # largest share of this rank; `None` for no limit
-    quantum: int | None  # that its shares are multiples of; `None` to find it
-    memory_fraction: float | None  # of the memory, that a share may fill; `None` for no limit
-    trace: Path | None  # where the leader writes the trace; `None` for no trace
+    min_share: int  # smallest share of this rank in a full step.
+    max_share: int | None  # largest share of this rank; `None` for no limit.
+    quantum: int | None  # that its shares are multiples of; `None` to find it.
+    memory_fraction: float | None  # of the memory, that a share may fill; `None` for no limit.
+    trace: Path | None  # where the leader writes the trace; `None` for no trace.
     # Steps after which the pass over the loader ends; the next pass ends the program.
     max_steps: int | None
-    step_file: Path | None = None  # where the leader keeps its step count; `None` for no file
+    step_file: Path | None = None  # where the leader keeps its step count; `None` for no file.
     sync: str = "bsp"
     # Steps between two measurements of the gradient noise; 0 for none.
     noise_every: int = 0
     # Smallest and largest global batch; `None` if it cannot change.
     bounds: tuple[int, int] | None = None
-    chosen: bool = False  # whether it changes when an epoch ends; else at a restart only
+    chosen: bool = False  # whether it changes when an epoch ends; else at a restart only.
     # Where the leader writes metrics; see `evenstride.runtime.sinks.sink_settings`.
     sinks: tuple[Any, ...] = ()
     # Fraction of its best speed below which the log names a worker; 0 for never.
     alert_below: float = USUAL_BELOW
-    engine: str = "auto"  # `none` if the script averages the gradients itself
-    policy_given: bool = False  # whether script or environment name the policy
+    engine: str = "auto"  # `none` if the script averages the gradients itself.
+    policy_given: bool = False  # whether script or environment name the policy.
     # The policy, if the script gave an object; `None` for a specification.
     own_policy: Policy[Any] | None = None
 

@@ -44,7 +44,7 @@ _WEIGHTS = np.sqrt(np.arange(1, 129) * 2.0 + 1.0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Planned:
+class RecurringSplit:
     """A split for recurring speeds."""
 
     shares: IntArray
@@ -90,7 +90,9 @@ class RecurringSpeeds:
         parts[:, some] = np.where(found.slow.T, found.ratio, 1.0)
         return cls(parts, found.slow.T, TimeModel.affine(fixed, slope))
 
-    def next_split(self, fleet: Fleet, now: IntArray, lag: int, apart: int) -> Planned | None:
+    def next_split(
+        self, fleet: Fleet, now: IntArray, lag: int, apart: int
+    ) -> RecurringSplit | None:
         """Return the split for the steps to come; ``None`` if it should follow the latest speeds.
 
         ``now`` are the shares in force, ``lag`` the steps until a decision takes effect, ``apart``
@@ -112,7 +114,7 @@ class RecurringSpeeds:
                 row = parts[len(parts) + lag - 1 - period : len(parts) + lag - period]
                 soon = self._finishing(row[0], fleet, now)
                 gain = 1.0 - self.mean_s(soon, row) / self.mean_s(now, row)
-                return Planned(soon, f"every {period} steps", gain)
+                return RecurringSplit(soon, f"every {period} steps", gain)
         # Part of a period more or less must not end the split that is in force.
         lead = 0.0 if (np.abs(now - one) <= 1 + _SLACK * now).all() else _MUCH_BETTER
         if one_s > (1.0 - lead) * followed_s:
@@ -124,7 +126,7 @@ class RecurringSpeeds:
                 follow_s = self._with_delay_s(known[there], parts[1:][there], batch, delay)
                 if self.mean_s(other, parts[1:][there][delay:]) > (1.0 - lead) * follow_s:
                     return None
-        return Planned(one, "faster than decisions take effect", 1.0 - one_s / now_s)
+        return RecurringSplit(one, "faster than decisions take effect", 1.0 - one_s / now_s)
 
     def _finishing(self, parts: FloatArray, fleet: Fleet, near: IntArray) -> IntArray:
         """Return the split with which all finish together if times are multiplied by some parts."""

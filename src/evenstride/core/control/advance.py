@@ -135,20 +135,21 @@ def _decide(control: Control, event: Exchanged) -> tuple[Control, Verdict]:
     # A policy that has not settled may move soon, so the interval must not double yet.
     cadence = control.cadence.following(changed=moved or not decision.settled, step_s=step_s)
     after = replace(after, cadence=cadence)
-    reason = decision.reason + control.memory.reason(
-        before.memory, control.roster.workers, fleet.global_batch
-    )
-    if not sound.all():
-        reason += f" (ignored {int((~sound).sum())} invalid report(s))"
+    limits = control.memory.reason(before.memory, control.roster.workers, fleet.global_batch)
     return after, Verdict(
         event.effective,
         after.rank_shares if moved else None,
         after.opening_left > 0,
         expect.expected_s,
         expect.band,
-        reason,
+        decision.reason + limits + _ignored(sound),
         exchange_after=1 if after.opening_left else cadence.steps,
     )
+
+
+def _ignored(sound: Mask) -> str:
+    """Return the words on reports that are not valid."""
+    return "" if sound.all() else f" (ignored {int((~sound).sum())} invalid report(s))"
 
 
 def _decision(control: Control, situation: Situation, *, postponed: bool) -> tuple[Any, Decision]:

@@ -119,8 +119,8 @@ class Recollection:
     curves: FloatArray  # rows of `CurveEstimates`, ``(5, n)``
     doubt: FloatArray  # relative standard deviation of each speed since then, ``(n,)``
     noise: FloatArray  # relative variance of one step's time, ``(n,)``
-    steps: IntArray  # number of steps they are based on, ``(n,)``
-    quanta: IntArray  # samples of a wave, ``(n,)``
+    steps: IntArray  # number of steps they are based on, ``(n,)``.
+    quanta: IntArray  # samples of a wave, ``(n,)``.
     cliffs: FloatArray  # as in the profiles, ``(3, n)``
 
 

@@ -22,7 +22,7 @@ from evenstride.core.allocation.step_forecast import StepForecast
 from evenstride.core.arrays import IntArray, Mask
 from evenstride.core.fleet import Fleet, as_array, as_shares
 from evenstride.core.formatting import signed_part
-from evenstride.core.policies.supervisor import Supervisor, fits
+from evenstride.core.policies.measured_splits import Supervisor, fits
 from evenstride.core.policy import Decision, Keep, Move, Situation
 from evenstride.core.spec import check_settings, within
 from evenstride.core.time_model.observation import Measurements

@@ -130,10 +130,7 @@ def judge(before: Changes, seen: Residuals) -> tuple[Changes, Judgement]:
     run = _SlowRuns.of(before, seen.at(watched)) if len(watched) else None
     drift = _Drift.of(before, seen, far)
     # Far times are left to the other two tests, which need fewer steps.
-    drifting = np.flatnonzero(drift.alarm & ~far)
-    length, _, _ = drift.since_begun(drifting)
-    # A hiccup slows down many short steps, so a drift must outlast one, too.
-    drifting = drifting[length * seen.time_s[drifting] >= HICCUP_S]
+    drifting = drift.lasting(np.flatnonzero(drift.alarm & ~far), seen.time_s)
     length, mean, side = drift.since_begun(drifting)
 
     ratio, averaged = np.where(fast, level, 1.0), steps.astype(np.float64)
@@ -285,6 +282,12 @@ class _Drift:
     @property
     def alarm(self) -> Mask:
         return np.asarray((self.cusum > _ALARM).any(axis=0))
+
+    def lasting(self, places: IntArray, time_s: FloatArray) -> IntArray:
+        """Return which of some drifts are longer than a hiccup."""
+        # A hiccup slows down many short steps, so a drift must outlast one, too.
+        length, _, _ = self.since_begun(places)
+        return places[length * time_s[places] >= HICCUP_S]
 
     def since_begun(self, places: IntArray) -> tuple[FloatArray, FloatArray, IntArray]:
         """Return for some drifts the steps, the mean of their times, and 0 if up, 1 if down."""

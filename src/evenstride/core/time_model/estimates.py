@@ -3,7 +3,7 @@
 `TimeModel` has only the mean curves. `CurveEstimates` has the two coefficients of each curve,
 ``t = fixed + share * slope``, with their covariance. Everything is stored in rows of
 one array, because at ten thousand workers small matrices dominate the cost. `Estimate` is all that
-a decision may use; `kalman` learns it.
+a decision may use. `kalman` learns it, with `curve_update`, `share_times` and `recent_steps`.
 """
 
 from __future__ import annotations
@@ -16,8 +16,6 @@ from typing import Any
 import numpy as np
 
 from evenstride.core.arrays import FloatArray, IntArray, Mask, Shares
-from evenstride.core.time_model.recent_steps import RecentSteps
-from evenstride.core.time_model.share_times import ShareTimes
 
 Which = IntArray | slice
 """Ranks of some workers, or a slice for all of them."""
@@ -28,19 +26,17 @@ Samples = FloatArray | IntArray | float
 _MOST_SAMPLES = 2.0**53
 # More than the rounding of a time, as a fraction of the longest.
 _ROUNDING = 1e-14
-# At least this fraction of a time must come from the samples: a curve that is wrongly flat would
-# attract the whole batch to one worker.
-_FLATTEST = 0.02
-# Below this fraction, residuals and their logarithms are treated as equal.
-_LINEAR = 0.08
-# Standard deviation, as a fraction of the time, of a completely unknown fixed time.
-_WIDEST_STD = 0.25
 _HAD = 8  # number of recent shares stored for each worker
 # Relative deviation of a worker that was never measured from the median of the others.
 _GUESS_STD = 0.5
 # Relative variance of one step's time before any was measured. A compromise: with 5 %, noise of
 # 20 % is not recognised; with 10 % and more, cold starts of calm, unequal workers take longer.
 _NOISE_FIRST = 0.09**2
+_ENTRIES = 12  # stored shares of each worker; the longest unused one is replaced
+# Prior of the noise of one step at a share, and the number of steps for which it counts.
+_SHARE_NOISE, _SHARE_NOISE_STEPS = 0.03**2, 4.0
+PROOF = 2
+"""Number of slow steps that show a cliff rather than a cold start."""
 HAZARD = 1e-3
 """Probability per step that a speed changes."""
 LEAST_ODDS = math.log(HAZARD)
@@ -225,44 +221,6 @@ class CurveEstimates:
         best = np.divide(over, under, out=shares.astype(np.float64), where=known)
         return np.asarray(best.clip(1.0, np.maximum(100.0 * shares, 1.0)))
 
-    def observed(self, shares: Samples, time_s: FloatArray, variance: FloatArray) -> CurveEstimates:
-        """Return the curves after one more time of each: a Kalman filter's update; all ``(n,)``.
-
-        The ``variance`` is of the times, relative to their prediction squared.
-        """
-        fixed, slope, ff, fs, ss = self.rows
-        # Noise is relative to the time, so its variance in seconds follows from the prediction.
-        predicted_s = self.time_s(shares)
-        with_fixed, with_slope = ff + fs * shares, fs + ss * shares
-        whole = with_fixed + with_slope * shares + variance * predicted_s**2
-        gain_fixed, gain_slope = with_fixed / whole, with_slope / whole
-        gain = gain_fixed + gain_slope * shares
-        off_s = predicted_s * _in_logarithms(time_s / predicted_s, gain)
-        fixed, slope = _physical(
-            fixed + gain_fixed * off_s, slope + gain_slope * off_s, shares, slope
-        )
-        left = (
-            ff - gain_fixed * with_fixed,
-            fs - gain_fixed * with_slope,
-            ss - gain_slope * with_slope,
-        )
-        return CurveEstimates(np.array((fixed, slope, *left)))._possible(shares)
-
-    def _possible(self, shares: Samples) -> CurveEstimates:
-        """Return the curves, in place, with the uncertainty of their shape limited."""
-        # Uncertainty from far longer times may exceed what a fixed time between 0 and the whole
-        # time allows. It is cut to the whole; the uncertainty of the time at ``shares`` stays.
-        # (If it is cut to a half or a quarter, workers among thousands are trusted too soon.)
-        widest = self.time_s(shares) ** 2
-        some = (self.rows[2] > widest).nonzero()[0]
-        if len(some):
-            # After one far too long first step, this kept a worker at one sample permanently.
-            at = np.maximum(np.broadcast_to(shares, widest.shape)[some], 1.0)
-            variance = self.of(some).variance_s(at)
-            self.rows[2, some], self.rows[3, some] = widest[some], -widest[some] / at
-            self.rows[4, some] = (variance + widest[some]) / at**2
-        return self
-
     def times(self, ratio: FloatArray | float, variance: FloatArray) -> CurveEstimates:
         """Return the curves with all times multiplied by an uncertain ratio.
 
@@ -276,49 +234,6 @@ class CurveEstimates:
             ss + variance * slope**2,
         )
         return CurveEstimates(np.array((fixed, slope, *doubt)))
-
-    def bent(self, shares: FloatArray | IntArray, std: FloatArray) -> CurveEstimates:
-        """Return the curves with a less certain shape, but the same certainty at ``shares``.
-
-        ``std`` is the standard deviation of each fixed time as a fraction of the time there,
-        ``(n,)``. A fixed time lies between 0 and the whole time; wider uncertainty does not grow.
-        """
-        fixed, slope, ff, fs, ss = self.rows
-        time_s = self.time_s(shares)
-        room = np.maximum(_WIDEST_STD**2 - ff / time_s**2, 0.0)
-        by_s = time_s * np.sqrt(np.minimum(std**2, room))
-        per_sample = by_s / np.maximum(shares, 1)
-        # A longer fixed time means less time per sample, because the time at ``shares`` stays.
-        doubt = (ff + by_s**2, fs - by_s * per_sample, ss + per_sample**2)
-        return CurveEstimates(np.array((fixed, slope, *doubt)))
-
-
-def _in_logarithms(part: FloatArray, gain: FloatArray) -> FloatArray:
-    """Return the residuals of times, given as fractions of their prediction, for a filter's gain.
-
-    Noise is multiplicative, so a filter of the logarithms moves a time to ``part ** gain`` of it.
-    In a linear one, slow times would count more than equally likely fast ones. If all of the time
-    is new (a gain of 1), there is no difference.
-    """
-    off = part - 1.0
-    some = np.flatnonzero(np.abs(off) > _LINEAR)
-    if len(some):  # elsewhere both are the same within a tenth of a percent
-        some_gain = np.clip(gain[some], 1e-6, 1.0)
-        off[some] = np.expm1(some_gain * np.log(np.maximum(part[some], 1e-9))) / some_gain
-    return np.asarray(off)
-
-
-def _physical(
-    fixed: FloatArray, slope: FloatArray, shares: Samples, before: FloatArray
-) -> tuple[FloatArray, FloatArray]:
-    """Return both with a fixed time of at least 0 and a positive time per sample."""
-    # The time at the observed share stays. A curve that was flatter ``before`` may stay so: at a
-    # very small share, this fraction of the time would be far too much per sample.
-    predicted = np.maximum(fixed + slope * shares, 1e-9)
-    # A steeper slope would need a negative fixed time.
-    steepest = predicted / np.maximum(shares, 1e-9)
-    slope = slope.clip(np.minimum(_FLATTEST * steepest, before), steepest)
-    return predicted - slope * shares, slope
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -396,6 +311,161 @@ class Firsts:
         new = workers[self.new(workers, shares[workers])] if len(workers) else workers
         # The workers compile at the same time, and the others wait.
         return float(self.extra_s[new].max(initial=0.0))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ShareTimes:
+    """The entries of ``W`` workers; row 0 of each is its present share."""
+
+    share: IntArray  # ``(n, W)``, 0 for no entry.
+    # ``(n, W)``, of the earlier shares (the first row is unused): logarithm of the seconds at the
+    # reference speed, number of steps in it, and of the worker's steps when it was left.
+    level: FloatArray
+    count: FloatArray
+    used: IntArray
+    here: FloatArray  # ``(2, W)``, the first two of the present share.
+    slower: FloatArray  # ``(W,)``, logarithm of the present times relative to the entries.
+    steps: IntArray  # ``(W,)``, number of steps seen.
+    held: Mask  # ``(W,)``, whether the latest step was far from its entry, and may be a spike.
+    sought: Mask  # ``(W,)``, whether waves are sought.
+    squares: FloatArray  # ``(2, W)``, sum of squared deviations at one share, and their number.
+    odd: Mask  # ``(W,)``, whether entries have come that the curve did not foresee.
+    # ``(W,)``, samples of a wave: times change only at its multiples. 1 for any share.
+    quantum: IntArray
+    # ``(3, W)``: above ``least`` samples times are far too long, as seen at ``most`` samples, at
+    # the step ``since``; 0 for no limit.
+    limit: IntArray
+    limit_level: FloatArray  # ``(W,)``, the entry's level there.
+    proof: IntArray  # ``(W,)``, number of steps that were slow above it.
+    tries: IntArray  # ``(W,)``, number of times that a cliff or waves were found.
+
+    @classmethod
+    def none(cls, workers: int, sought: Mask | None = None) -> ShareTimes:
+        whole, flat = np.zeros((_ENTRIES, workers), np.int64), np.zeros(workers)
+        rows, never = np.zeros((_ENTRIES, workers)), np.zeros(workers, np.bool_)
+        none = np.zeros(workers, np.int64)
+        limit, one = np.zeros((3, workers), np.int64), np.ones(workers, np.int64)
+        pair = np.zeros((2, workers))
+        sought = ~never if sought is None else sought
+        return cls(
+            *(whole, rows, rows, whole, pair, flat, none, never, sought, pair, never),
+            *(one, limit, flat, none, none),
+        )
+
+    @property
+    def noise(self) -> FloatArray:
+        """Relative variance of one step, ``(W,)``."""
+        # All workers count a little, because the first steps of one say almost nothing.
+        squares, count = self.squares
+        common = (_SHARE_NOISE * _SHARE_NOISE_STEPS + squares.sum()) / (
+            _SHARE_NOISE_STEPS + count.sum()
+        )
+        return np.asarray((common * _SHARE_NOISE_STEPS + squares) / (_SHARE_NOISE_STEPS + count))
+
+    @property
+    def has_waves(self) -> bool:
+        return bool((self.quantum > 1).any())
+
+    @property
+    def limits_s(self) -> tuple[IntArray, FloatArray] | None:
+        """The largest shares without a cliff, and the least seconds above them, ``(W,)`` both."""
+        limited = (self.limit[1] > 0) & (self.proof >= PROOF)
+        if not limited.any():
+            return None
+        beyond_s = np.where(limited, np.exp(self.limit_level + self.slower), 0.0)
+        return self.limit[0], beyond_s
+
+    def trying(self, shares: IntArray) -> ShareTimes:
+        """Return the record with cliffs above decided shares that have not been measured yet."""
+        least, most, _ = self.limit
+        under_way = (shares > least) & (shares < most)
+        if not under_way.any():
+            return self
+        limit = self.limit.copy()
+        limit[0] = np.where(under_way, shares, least)
+        return replace(self, limit=limit)
+
+    def bolder(self) -> tuple[ShareTimes, Mask, int]:
+        """Return the record with each cliff halfway to the smallest slow share.
+
+        Also the workers for which that differs, and the steps since the latest cliff was met, over
+        the number of times that one was: each trial waits for twice as long.
+        """
+        least, most, since = self.limit
+        middle = (least + most) // 2
+        open_to = (middle > least) & (self.proof >= PROOF)
+        limit = self.limit.copy()
+        limit[0] = np.where(open_to, middle, least)
+        waited = (self.steps - since)[open_to] >> np.minimum(self.tries[open_to] - 1, 30)
+        return replace(self, limit=limit), open_to, int(waited.min(initial=2**40))
+
+    @property
+    def entries(self) -> tuple[IntArray, FloatArray, FloatArray]:
+        """The shares, levels and numbers of steps of all entries, ``(n, W)`` each."""
+        level, count = self.here[:, np.newaxis]
+        return (
+            self.share,
+            np.concatenate([level, self.level[1:]]),
+            np.concatenate([count, self.count[1:]]),
+        )
+
+    @property
+    def discoveries(self) -> int:
+        return int(self.tries.sum())
+
+    @property
+    def cliffs(self) -> FloatArray:
+        """Each worker's largest share below a cliff, the smallest slow one, and its seconds.
+
+        ``(3, W)``, 0 without a cliff.
+        """
+        limits = self.limits_s
+        if limits is None:
+            return np.zeros((3, len(self.steps)))
+        return np.where(limits[1] > 0, np.array([self.limit[0], self.limit[1], limits[1]]), 0.0)
+
+    def shaped(self, workers: IntArray, quanta: IntArray, cliffs: FloatArray) -> ShareTimes:
+        """Return the record with the waves and cliffs of workers without entries."""
+        if not len(workers):
+            return self
+        quantum, limit = self.quantum.copy(), self.limit.copy()
+        limit_level, proof = self.limit_level.copy(), self.proof.copy()
+        quantum[workers] = np.where(self.sought[workers], quanta, 1)
+        limit[:2, workers] = cliffs[:2].astype(np.int64)
+        limit_level[workers] = np.log(np.where(cliffs[2] > 0, cliffs[2], 1.0))
+        proof[workers] = PROOF
+        return replace(self, quantum=quantum, limit=limit, limit_level=limit_level, proof=proof)
+
+    @property
+    def unclear(self) -> Mask:
+        """Which workers were slow for one step with more samples than ever, ``(W,)``."""
+        least, most, _ = self.limit
+        return np.asarray((most > 0) & (self.proof < PROOF) & (self.share[0] > least))
+
+    def counted(self, workers: IntArray | slice, shares: IntArray) -> IntArray:
+        """Return the samples whose time counts: shares rounded up to whole waves."""
+        if not self.has_waves:  # a division of integers costs as much as ten products
+            return shares
+        quantum = self.quantum[workers]
+        return np.asarray(-(-shares // quantum) * quantum)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RecentSteps:
+    """Shares and times of ``W`` workers in up to 160 consecutive steps, the latest last."""
+
+    end: int  # the step after the latest
+    share: FloatArray  # ``(n, W)``; 0 where a worker has no usable time
+    time_s: FloatArray  # ``(n, W)``, seconds of each step
+
+    @classmethod
+    def none(cls, workers: int) -> RecentSteps:
+        return cls(0, np.zeros((0, workers)), np.zeros((0, workers)))
+
+    def taking(self, other: RecentSteps, here: IntArray, there: IntArray) -> RecentSteps:
+        """Return no steps: another group of workers has no steps in common yet."""
+        del other, here, there
+        return self
 
 
 @dataclass(frozen=True, slots=True, eq=False)

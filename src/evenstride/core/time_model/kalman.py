@@ -21,8 +21,10 @@ import numpy as np
 
 from evenstride.core.arrays import FloatArray, IntArray, Mask
 from evenstride.core.time_model.change_detection import Judgement, Residuals, judge
+from evenstride.core.time_model.curve_update import bent, observed
 from evenstride.core.time_model.estimates import Changes, CurveEstimates, Estimate, Firsts, Which
 from evenstride.core.time_model.observation import Measurements
+from evenstride.core.time_model.recent_steps import with_recent
 from evenstride.core.time_model.share_times import NewTimes, noted
 from evenstride.core.time_model.wave_search import with_waves
 
@@ -86,7 +88,7 @@ def learn_times(estimate: Estimate, measured: Measurements) -> Estimate:
         fresh = estimate.steps[batch.workers] == 0
         after = _update(_begin(estimate, batch.only(fresh)), batch.only(~fresh))
         estimate = with_waves(replace(after, firsts=firsts))
-    return replace(estimate, recent=estimate.recent.after(usable))
+    return replace(estimate, recent=with_recent(estimate.recent, usable))
 
 
 def _shaped(estimate: Estimate, batch: _Batch) -> tuple[Estimate, _Batch]:
@@ -115,10 +117,10 @@ def _shaped(estimate: Estimate, batch: _Batch) -> tuple[Estimate, _Batch]:
 class _First:
     """What a turn's observations say about first steps at new shares, arrays ``(n,)``."""
 
-    workers: IntArray  # their workers
-    new: Mask  # whether the share is new to the worker
-    open: Mask  # whether it is a single step, slow at a new share: the next one decides
-    dropped: Mask  # whether its slow first step was left out because later ones were normal
+    workers: IntArray  # their workers.
+    new: Mask  # whether the share is new to the worker.
+    open: Mask  # whether it is a single step, slow at a new share: the next one decides.
+    dropped: Mask  # whether its slow first step was left out because later ones were normal.
     over_s: FloatArray  # by how much that one was longer, in seconds
 
     @classmethod
@@ -240,7 +242,7 @@ def _begin(estimate: Estimate, batch: _Batch) -> Estimate:
     fixed = np.minimum(_PRIOR_FIXED * y**_PRIOR_POWER * least_s ** (1 - _PRIOR_POWER), 0.9 * y)
     curves = CurveEstimates.certain(fixed, (y - fixed) / batch.share)
     curves = curves.times(1.0, batch.variance(noise))
-    curves = curves.bent(batch.share, np.full(len(y), _PRIOR_FIXED_STD))
+    curves = bent(curves, batch.share, np.full(len(y), _PRIOR_FIXED_STD))
     return estimate.knowing(batch.workers, curves, noise, batch.steps)
 
 
@@ -264,7 +266,7 @@ def _update(estimate: Estimate, batch: _Batch) -> Estimate:
     residuals = _residuals(estimate, batch, curves, variance)
     changes, judged = judge(estimate.changes, residuals)
     # Computed for all, because nearly all times are normal; held-back times are left out below.
-    after = curves.observed(batch.share, batch.time_s, variance)
+    after = observed(curves, batch.share, batch.time_s, variance)
     if judged.jumped.any():  # rare, and only for few workers
         some = np.flatnonzero(judged.jumped)
         jumped = _jumped(estimate, batch.at(some), curves.of(some), judged.at(some))
@@ -364,22 +366,22 @@ def _jumped(
     doubt = _JUMP_SHAPE_STD * np.minimum(np.abs(np.log(judged.ratio)), 1.0)
     time_s = base.time_s(share) * judged.ratio
     # Far from where a curve was measured, its shape may be the cause rather than the speed.
-    moved = base.times(1.0, np.full(len(share), _JUMP_STD**2)).observed(share, time_s, free)
-    moved = moved.bent(share, doubt)
+    unsure = base.times(1.0, np.full(len(share), _JUMP_STD**2))
+    moved = bent(observed(unsure, share, time_s, free), share, doubt)
     former = estimate.former.of(w)
     # Without this uncertainty, two wrong curves could alternate forever.
-    returned = former.bent(share, _BACK_DOUBT * doubt).observed(share, time_s, free)
+    returned = observed(bent(former, share, _BACK_DOUBT * doubt), share, time_s, free)
     after = returned.where(_explains(former, share, time_s, free), moved)
     # The time before this one may have been a spike that an uncertain curve absorbed.
     previous = estimate.previous.of(w)
     # Only for a fall: a spike makes a curve too slow, never too fast.
     misled = (judged.ratio < 1) & (judged.drifted == 0)
     misled &= _explains(previous, share, time_s, free)
-    after = previous.observed(share, time_s, free).where(misled, after)
+    after = observed(previous, share, time_s, free).where(misled, after)
     for side, anchor, beyond in ((0, up, judged.ratio < 1), (1, down, judged.ratio > 1)):
         undrifted = drifting[side] & beyond & (judged.drifted == 0)
         undrifted &= _explains(anchor, share, time_s, free)
-        after = anchor.observed(share, time_s, free).where(undrifted, after)
+        after = observed(anchor, share, time_s, free).where(undrifted, after)
     return after
 
 

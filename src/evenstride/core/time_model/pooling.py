@@ -24,6 +24,7 @@ from functools import lru_cache
 import numpy as np
 
 from evenstride.core.arrays import FloatArray, IntArray
+from evenstride.core.time_model.curve_update import observed
 from evenstride.core.time_model.estimates import CurveEstimates, Estimate, Samples
 from evenstride.core.time_model.observation import medians
 
@@ -327,5 +328,5 @@ def _drawn_together(
     variance = 1.0 / others + between + (stray * apart) ** 2
     # By a filter's update rather than by setting the time, so that shape and uncertainty follow.
     time_s = curves.time_s(at) * np.exp(level_of_others - level)
-    drawn = curves.observed(at, time_s, variance)
+    drawn = observed(curves, at, time_s, variance)
     return drawn.where(members > 1, curves)

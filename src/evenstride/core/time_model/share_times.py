@@ -1,8 +1,8 @@
 """What each worker's steps took at each of its latest shares, as if its speed had never changed.
 
 A time curve with steps or a cliff is no straight line, so a filter of two numbers takes each step
-of the curve for a change of speed. This record keeps the two apart: a time that changes at one
-share is a change of speed, which moves all of a worker's entries; a time that changes with the
+of the curve for a change of speed. `ShareTimes` keeps the two apart: a time that changes at one
+share is a change of speed, which moves all of a worker's entries. A time that changes with the
 share, in the same direction, is the shape of its curve. `wave_search` finds waves in these entries.
 """
 
@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from evenstride.core.arrays import FloatArray, IntArray, Mask
+from evenstride.core.time_model.estimates import PROOF, ShareTimes
 
-_ENTRIES = 12  # stored shares of each worker; the longest unused one is replaced
 # A time this far from its entry is no noise, in standard deviations and in logarithms.
 _FAR_STD, _FAR = 4.0, 0.08
 # A time this far from its curve is a reason to look for waves, in standard deviations.
@@ -23,10 +23,6 @@ _ODD_STD = 2.5
 # After this many steps, an entry stays; later deviations are the speed's. They count as one of so
 # many steps then.
 _SETTLED, _MEMORY = 16.0, 8.0
-# Prior of the noise of one step, and the number of steps for which it counts.
-_NOISE_FIRST, _NOISE_STEPS = 0.03**2, 4.0
-# Number of slow steps that show a cliff rather than a cold start.
-_PROOF = 2
 # A first step at a new share is slow if it takes this much longer, in logarithms.
 _SLOW = 0.2
 # A limit: a step at more samples took this much longer per sample than before, in logarithms.
@@ -34,149 +30,14 @@ _CLIFF = 0.18
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ShareTimes:
-    """The entries of ``W`` workers; row 0 of each is its present share."""
-
-    share: IntArray  # ``(n, W)``, 0 for no entry
-    # ``(n, W)``, of the earlier shares (the first row is unused): logarithm of the seconds at the
-    # reference speed, number of steps in it, and of the worker's steps when it was left.
-    level: FloatArray
-    count: FloatArray
-    used: IntArray
-    here: FloatArray  # ``(2, W)``, the first two of the present share
-    slower: FloatArray  # ``(W,)``, logarithm of the present times relative to the entries
-    steps: IntArray  # ``(W,)``, number of steps seen
-    held: Mask  # ``(W,)``, whether the latest step was far from its entry, and may be a spike
-    sought: Mask  # ``(W,)``, whether waves are sought
-    squares: FloatArray  # ``(2, W)``, sum of squared deviations at one share, and their number
-    odd: Mask  # ``(W,)``, whether entries have come that the curve did not foresee
-    # ``(W,)``, samples of a wave: times change only at its multiples. 1 for any share.
-    quantum: IntArray
-    # ``(3, W)``: above ``least`` samples times are far too long, as seen at ``most`` samples, at
-    # the step ``since``; 0 for no limit.
-    limit: IntArray
-    limit_level: FloatArray  # ``(W,)``, the entry's level there
-    proof: IntArray  # ``(W,)``, number of steps that were slow above it
-    tries: IntArray  # ``(W,)``, number of times that a cliff or waves were found
-
-    @classmethod
-    def none(cls, workers: int, sought: Mask | None = None) -> ShareTimes:
-        whole, flat = np.zeros((_ENTRIES, workers), np.int64), np.zeros(workers)
-        rows, never = np.zeros((_ENTRIES, workers)), np.zeros(workers, np.bool_)
-        none = np.zeros(workers, np.int64)
-        limit, one = np.zeros((3, workers), np.int64), np.ones(workers, np.int64)
-        pair = np.zeros((2, workers))
-        sought = ~never if sought is None else sought
-        return cls(
-            *(whole, rows, rows, whole, pair, flat, none, never, sought, pair, never),
-            *(one, limit, flat, none, none),
-        )
-
-    @property
-    def noise(self) -> FloatArray:
-        """Relative variance of one step, ``(W,)``."""
-        # All workers count a little, because the first steps of one say almost nothing.
-        squares, count = self.squares
-        common = (_NOISE_FIRST * _NOISE_STEPS + squares.sum()) / (_NOISE_STEPS + count.sum())
-        return np.asarray((common * _NOISE_STEPS + squares) / (_NOISE_STEPS + count))
-
-    @property
-    def has_waves(self) -> bool:
-        return bool((self.quantum > 1).any())
-
-    @property
-    def limits_s(self) -> tuple[IntArray, FloatArray] | None:
-        """The largest shares without a cliff, and the least seconds above them, ``(W,)`` both."""
-        limited = (self.limit[1] > 0) & (self.proof >= _PROOF)
-        if not limited.any():
-            return None
-        beyond_s = np.where(limited, np.exp(self.limit_level + self.slower), 0.0)
-        return self.limit[0], beyond_s
-
-    def trying(self, shares: IntArray) -> ShareTimes:
-        """Return the record with cliffs above decided shares that have not been measured yet."""
-        least, most, _ = self.limit
-        under_way = (shares > least) & (shares < most)
-        if not under_way.any():
-            return self
-        limit = self.limit.copy()
-        limit[0] = np.where(under_way, shares, least)
-        return replace(self, limit=limit)
-
-    def bolder(self) -> tuple[ShareTimes, Mask, int]:
-        """Return the record with each cliff halfway to the smallest slow share.
-
-        Also the workers for which that differs, and the steps since the latest cliff was met, over
-        the number of times that one was: each trial waits for twice as long.
-        """
-        least, most, since = self.limit
-        middle = (least + most) // 2
-        open_to = (middle > least) & (self.proof >= _PROOF)
-        limit = self.limit.copy()
-        limit[0] = np.where(open_to, middle, least)
-        waited = (self.steps - since)[open_to] >> np.minimum(self.tries[open_to] - 1, 30)
-        return replace(self, limit=limit), open_to, int(waited.min(initial=2**40))
-
-    @property
-    def entries(self) -> tuple[IntArray, FloatArray, FloatArray]:
-        """The shares, levels and numbers of steps of all entries, ``(n, W)`` each."""
-        level, count = self.here[:, np.newaxis]
-        return (
-            self.share,
-            np.concatenate([level, self.level[1:]]),
-            np.concatenate([count, self.count[1:]]),
-        )
-
-    @property
-    def discoveries(self) -> int:
-        return int(self.tries.sum())
-
-    @property
-    def cliffs(self) -> FloatArray:
-        """Each worker's largest share below a cliff, the smallest slow one, and its seconds.
-
-        ``(3, W)``, 0 without a cliff.
-        """
-        limits = self.limits_s
-        if limits is None:
-            return np.zeros((3, len(self.steps)))
-        return np.where(limits[1] > 0, np.array([self.limit[0], self.limit[1], limits[1]]), 0.0)
-
-    def shaped(self, workers: IntArray, quanta: IntArray, cliffs: FloatArray) -> ShareTimes:
-        """Return the record with the waves and cliffs of workers without entries."""
-        if not len(workers):
-            return self
-        quantum, limit = self.quantum.copy(), self.limit.copy()
-        limit_level, proof = self.limit_level.copy(), self.proof.copy()
-        quantum[workers] = np.where(self.sought[workers], quanta, 1)
-        limit[:2, workers] = cliffs[:2].astype(np.int64)
-        limit_level[workers] = np.log(np.where(cliffs[2] > 0, cliffs[2], 1.0))
-        proof[workers] = _PROOF
-        return replace(self, quantum=quantum, limit=limit, limit_level=limit_level, proof=proof)
-
-    @property
-    def unclear(self) -> Mask:
-        """Which workers were slow for one step with more samples than ever, ``(W,)``."""
-        least, most, _ = self.limit
-        return np.asarray((most > 0) & (self.proof < _PROOF) & (self.share[0] > least))
-
-    def counted(self, workers: IntArray | slice, shares: IntArray) -> IntArray:
-        """Return the samples whose time counts: shares rounded up to whole waves."""
-        if not self.has_waves:  # a division of integers costs as much as ten products
-            return shares
-        quantum = self.quantum[workers]
-        return np.asarray(-(-shares // quantum) * quantum)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class NewTimes:
     """One time of each of some workers, arrays ``(n,)``."""
 
-    workers: IntArray | slice  # a slice for all of them
+    workers: IntArray | slice  # a slice for all of them.
     share: IntArray
-    time_s: FloatArray  # a median
-    steps: IntArray  # number of steps in it
-    free: Mask  # whether first steps at new shares have been as fast as later ones
+    time_s: FloatArray  # a median.
+    steps: IntArray  # number of steps in it.
+    free: Mask  # whether first steps at new shares have been as fast as later ones.
     # Given some of these, returns their usual time by the curve, in seconds, that at the share
     # before, and the relative standard deviation of the first.
     curve: Callable[[IntArray], tuple[FloatArray, FloatArray, FloatArray]]
@@ -207,7 +68,7 @@ def noted(seen: ShareTimes, new: NewTimes) -> tuple[ShareTimes, Mask]:
     if not (jump.any() or after.limit[1].any()):
         return after, jump
     ranks = np.arange(len(moved)) if isinstance(w, slice) else w
-    counted = np.where(jump & alone, _PROOF, new.steps)
+    counted = np.where(jump & alone, PROOF, new.steps)
     after = _limited(after, ranks, counted, jump, new.free)
     least, most, _ = after.limit[:, w]
     return after, (most > 0) & (new.share > least)
@@ -246,16 +107,16 @@ class _Moves:
     workers: IntArray
     share: IntArray
     steps: IntArray
-    level: FloatArray  # logarithm of the time relative to the entries' speed
-    first: Mask  # whether the worker had no share before
-    known: Mask  # whether it has an entry of the share
-    before: tuple[IntArray, FloatArray, FloatArray, IntArray]  # the entry of the share before
-    found: tuple[IntArray, FloatArray, FloatArray, IntArray]  # that of the share, or the oldest
-    at: IntArray  # row of the latter
-    off: FloatArray  # how much longer than expected, in logarithms
-    std: FloatArray  # standard deviation of that
-    late: Mask  # whether more samples took less time before
-    since: IntArray  # when that was
+    level: FloatArray  # logarithm of the time relative to the entries' speed.
+    first: Mask  # whether the worker had no share before.
+    known: Mask  # whether it has an entry of the share.
+    before: tuple[IntArray, FloatArray, FloatArray, IntArray]  # the entry of the share before.
+    found: tuple[IntArray, FloatArray, FloatArray, IntArray]  # that of the share, or the oldest.
+    at: IntArray  # row of the latter.
+    off: FloatArray  # how much longer than expected, in logarithms.
+    std: FloatArray  # standard deviation of that.
+    late: Mask  # whether more samples took less time before.
+    since: IntArray  # when that was.
 
     @classmethod
     def of(
@@ -339,7 +200,7 @@ def _moved(seen: ShareTimes, moves: _Moves) -> tuple[ShareTimes, Mask]:
     seen.share[1:, whose] = np.where(seen.used[1:, whose] > last, 0, seen.share[1:, whose])
     seen.limit[:, whose] = 0
     # A cliff that one step showed is forgotten with the share.
-    gone = w[(seen.proof[w] < _PROOF) & (moves.share <= seen.limit[0, w])]
+    gone = w[(seen.proof[w] < PROOF) & (moves.share <= seen.limit[0, w])]
     seen.limit[:, gone] = 0
     odd = moves.new & (np.abs(moves.off) > _ODD_STD * moves.std)
     seen.odd[w] |= odd
@@ -379,7 +240,7 @@ def _limited(seen: ShareTimes, w: IntArray, steps: IntArray, jump: Mask, free: M
     again = free | (steps > 1) | (seen.here[1, w] > 1)
     proof = np.where(again, before + steps, np.maximum(before, 1))
     seen.proof[w] = np.where(slow, proof, seen.proof[w])
-    seen.tries[w] += (before < _PROOF) & (seen.proof[w] >= _PROOF) & slow
+    seen.tries[w] += (before < PROOF) & (seen.proof[w] >= PROOF) & slow
     seen.limit_level[w] = np.where(lower, level, seen.limit_level[w])
     seen.limit[0, w] = np.where(first, from_share, np.where(slow | (from_share == 0), least, share))
     seen.limit[1, w] = np.where(lower, share, most)

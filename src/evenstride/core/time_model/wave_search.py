@@ -17,8 +17,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from evenstride.core.arrays import FloatArray, IntArray, Mask
-from evenstride.core.time_model.estimates import CurveEstimates, Estimate
-from evenstride.core.time_model.share_times import ShareTimes
+from evenstride.core.time_model.estimates import CurveEstimates, Estimate, ShareTimes
 
 # Waves to compare: from the smallest that a device has, to the largest. Prior logarithms favour
 # powers of two, then multiples of 8, because measured shares rarely exclude their neighbours.

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from evenstride.core.allocation.recurring_speeds import Planned, RecurringSpeeds
+from evenstride.core.allocation.recurring_speeds import RecurringSpeeds, RecurringSplit
 from evenstride.core.arrays import FloatArray, IntArray
 from evenstride.core.fleet import Fleet, Worker
 from evenstride.core.time_model.estimates import Estimate
@@ -18,7 +18,7 @@ EQUAL = np.full(4, 64)
 Slow = Callable[[int], float]
 
 
-def planned(slow: Slow, steps: int, lag: int, shares: IntArray = EQUAL) -> Planned | None:
+def planned(slow: Slow, steps: int, lag: int, shares: IntArray = EQUAL) -> RecurringSplit | None:
     """Return the plan after some steps in which worker 0 takes ``slow`` times its usual time."""
     rng, estimate = np.random.default_rng(0), Estimate.unknown(4)
     for step in range(steps):

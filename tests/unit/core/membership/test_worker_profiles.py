@@ -27,8 +27,8 @@ def _worker(host: str = "h", slot: int | None = 0, device: str = "cpu x") -> Wor
 def _recalled(estimate: Estimate, workers: list[Worker], known: list[WorkerProfile]) -> Estimate:
     found = recalled(estimate.steps, workers, known)
     curves = CurveEstimates(found.curves).times(1.0, found.doubt**2)
-    known = estimate.knowing(found.ranks, curves, found.noise, found.steps)
-    return replace(known, seen=known.seen.shaped(found.ranks, found.quanta, found.cliffs))
+    after = estimate.knowing(found.ranks, curves, found.noise, found.steps)
+    return replace(after, seen=after.seen.shaped(found.ranks, found.quanta, found.cliffs))
 
 
 def _profiles_of(workers: list[Worker], found: Estimate) -> tuple[WorkerProfile, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from evenstride.core.time_model.curve_update import bent, observed
 from evenstride.core.time_model.estimates import CurveEstimates
 from tests.unit.core.policies.plant import Plant
 
@@ -41,11 +42,12 @@ def test_a_slow_worker_that_seemed_far_slower_still_at_first_is_got_over(factor:
 def test_doubt_about_the_shape_is_no_more_than_a_fixed_time_can_make() -> None:
     """A long time at 64 samples leaves doubt that is far more than a short one at 1 allows."""
     long = CurveEstimates.certain(np.array([8.0, 0.01]), np.array([0.2, 0.001]))
-    long = long.times(1.0, np.full(2, 0.09**2)).bent(np.array([64, 64]), np.array([0.17, 0.17]))
+    long = long.times(1.0, np.full(2, 0.09**2))
+    long = bent(long, np.array([64, 64]), np.array([0.17, 0.17]))
 
     # In parts of what was predicted, 8.2 s and 0.074 s.
     variance = np.array([1e-5, 0.01]) ** 2
-    short = long.observed(np.array([1, 64]), np.array([0.011, 0.074]), variance)
+    short = observed(long, np.array([1, 64]), np.array([0.011, 0.074]), variance)
 
     time_s = short.time_s(np.array([1, 64]))
     assert time_s == pytest.approx([0.011, 0.074], rel=0.01)

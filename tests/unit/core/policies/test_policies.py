@@ -18,6 +18,7 @@ from evenstride.core.policies import POLICY_NAMES, policy_from_spec
 from evenstride.core.policies.dynamic_batching import DynamicBatching, proportional_step
 from evenstride.core.policies.static import GivenShares, Static
 from evenstride.core.policy import Keep, Move
+from evenstride.core.time_model.curve_update import bent
 from evenstride.core.time_model.estimates import CurveEstimates, Estimate
 from evenstride.core.time_model.observation import Measurements, Observation
 from evenstride.errors import ConfigError, InfeasibleShares, UnknownPolicy
@@ -361,7 +362,7 @@ def test_of_a_worker_that_is_hardly_known_less_is_asked_than_its_mean_time_allow
     """Its curve came out flat; the split in force is bad for another reason, so one is wanted."""
     fixed_s, per_sample_s = np.array([0.02] * 15 + [0.045]), np.array([0.004] * 15 + [0.001])
     curves = CurveEstimates.certain(fixed_s, per_sample_s).times(1.0, np.full(16, 1e-4))
-    curves = curves.bent(np.array([64] * 15 + [1]), np.array([1e-6] * 15 + [0.9]))
+    curves = bent(curves, np.array([64] * 15 + [1]), np.array([1e-6] * 15 + [0.9]))
     estimate = replace(Estimate.unknown(16), now=curves, steps=np.full(16, 50))
     fleet, now = Fleet(_workers(16), 1024), np.array([135] + [63] * 14 + [7])
     outlook = StepForecast(estimate, fleet)

@@ -45,7 +45,8 @@ def _stairs(quantum: int | list[int], fixed_s: float = 0.0) -> Curve:
 def _spread(unit: int, seed: int, workers: int = 4) -> list[list[int]]:
     """Return random splits around four units each."""
     rng = np.random.default_rng(seed)
-    return rng.integers(2 * unit, 6 * unit, (6, workers)).tolist()
+    splits: list[list[int]] = rng.integers(2 * unit, 6 * unit, (6, workers)).tolist()
+    return splits
 
 
 @pytest.mark.parametrize("quantum", [8, 16, 24, 32, 48, 64, 128])
@@ -136,7 +137,10 @@ def test_a_change_of_speed_moves_the_whole_staircase() -> None:
 
 
 def test_times_far_apart_leave_finite_numbers() -> None:
-    huge = _learned(lambda shares: 10.0 ** (shares % 7 - 3), _spread(20, 2), noise=0.5)
+    def curve(shares: IntArray) -> FloatArray:
+        return np.asarray(10.0 ** (shares % 7 - 3), np.float64)
+
+    huge = _learned(curve, _spread(20, 2), noise=0.5)
 
     assert np.isfinite(huge.now.rows).all()
     assert (huge.now.per_sample_s > 0).all()

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from evenstride.core.fleet import Fleet, Shares, Worker
-from evenstride.core.policies.supervisor import Supervisor, stretches
+from evenstride.core.policies.measured_splits import Supervisor, stretches
 from evenstride.core.policy import Decision, Keep, Move, Situation
 from evenstride.core.time_model.estimates import CurveEstimates, Estimate
 from evenstride.core.time_model.observation import Measurements, Observation
