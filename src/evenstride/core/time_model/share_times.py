@@ -226,6 +226,8 @@ def _limited(seen: ShareTimes, w: IntArray, steps: IntArray, jump: Mask, free: M
     # Much longer per sample than at the largest share below.
     enough = np.maximum(_CLIFF, _FAR_STD * np.sqrt(seen.noise[w]))
     slow = (from_share > 0) & (level - seen.level[at, w] - more > enough)
+    bend = slow & _bent(seen, w, from_share, seen.level[at, w])
+    slow &= ~bend
     seen = replace(
         seen,
         limit=seen.limit.copy(),
@@ -246,6 +248,22 @@ def _limited(seen: ShareTimes, w: IntArray, steps: IntArray, jump: Mask, free: M
     seen.limit[1, w] = np.where(lower, share, most)
     seen.limit[2, w] = np.where(slow, seen.steps[w], seen.limit[2, w])
     # A normal time at so many samples: the first one was slow for another reason.
-    gone = ~slow & (share >= most) & (from_share > 0)
+    gone = bend | (~slow & (share >= most) & (from_share > 0))
     seen.limit[:, w] = np.where(gone, 0, seen.limit[:, w])
     return seen
+
+
+def _bent(seen: ShareTimes, w: IntArray, below: IntArray, below_level: FloatArray) -> Mask:
+    """Return which workers' present times show a bend below the next larger share, not a jump.
+
+    Beyond a jump, times are nearly proportional to the share. Beyond a bend, a time is never above
+    the straight line between two others.
+    """
+    share, level = seen.share[0, w], seen.here[0, w]
+    larger = np.where(seen.share[1:, w] > share, seen.share[1:, w], 2**40)
+    above, at = larger.min(axis=0), 1 + larger.argmin(axis=0)
+    above_level = seen.level[at, w]
+    part = (share - below) / np.maximum(above - below, 1)
+    chord = np.log((1 - part) * np.exp(below_level) + part * np.exp(above_level))
+    jump = above_level - np.log(above / share)
+    return np.asarray((above < 2**40) & (level < 0.5 * (chord + np.maximum(jump, chord))))
