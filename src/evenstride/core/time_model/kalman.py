@@ -289,7 +289,8 @@ def _noisier(estimate: Estimate, batch: _Batch) -> Estimate:
     # all of them seem to change their speeds at once, and their first times to be accurate.
     w = batch.workers
     before, steps = estimate.noise[w], estimate.steps[w]
-    fresh = steps < _NOISE_ALONE
+    # At another share, the prior of the shape may be wrong instead.
+    fresh = (steps < _NOISE_ALONE) & (estimate.firsts.share[w] == batch.share)
     cold = batch.cold & fresh
     if int(fresh.sum()) < max(_FEWEST_FRESH, 2 * int(cold.sum())):
         return estimate

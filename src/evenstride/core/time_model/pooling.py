@@ -30,6 +30,7 @@ from evenstride.core.time_model.observation import medians
 
 # A part is divided again if its scatter is this many standard deviations above chance.
 _DIFFER_STD = 2.0
+_MOST_NOISE = 0.24  # of what counts so: two workers of which one takes twice as long differ
 _WIDEST = 0.5  # largest difference of a kind's times (in logarithms), at any uncertainty
 # The same in standard deviations, times the square root of the logarithm of the number of members;
 # about a fifth more than the range of so many normal values.
@@ -165,7 +166,7 @@ class _Cuts:
         apart -= np.minimum.reduceat(level, parts.starts, axis=1)
         # Very uncertain workers never scatter more than chance allows, however different they are.
         # Unless all of them are, as after the first steps with much noise.
-        usual = np.sqrt(parts.counts / parts.sums(weight))
+        usual = np.minimum(np.sqrt(parts.counts / parts.sums(weight)), _MOST_NOISE)
         widest = np.maximum(_WIDEST, _RANGE_STD * np.sqrt(np.log(parts.counts)) * usual)
         differ = (excess(scatter, parts.counts) > 0) | (apart > widest)
         if not differ.any():

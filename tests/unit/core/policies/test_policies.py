@@ -19,7 +19,7 @@ from evenstride.core.policies.dynamic_batching import DynamicBatching, proportio
 from evenstride.core.policies.static import GivenShares, Static
 from evenstride.core.policy import Keep, Move
 from evenstride.core.time_model.curve_update import bent
-from evenstride.core.time_model.estimates import CurveEstimates, Estimate
+from evenstride.core.time_model.estimates import CurveEstimates, Estimate, TimeModel
 from evenstride.core.time_model.observation import Measurements, Observation
 from evenstride.errors import ConfigError, InfeasibleShares, UnknownPolicy
 from tests.messages import check_message, raises_message
@@ -177,13 +177,21 @@ def test_settings_are_changed_by_name() -> None:
 
 
 def test_adaptive_goes_to_the_optimum_in_two_moves_on_affine_times() -> None:
-    plant = Plant("adaptive", 300, [0.01, 0.02, 0.05], [0.001, 0.002, 0.005])
+    dice, every = np.random.default_rng(0), np.ones(3, dtype=np.int64)
+    over, reasons = [], []
+    for _ in range(20):
+        fixed_s, per_sample_s = dice.uniform(0.0, 0.06, 3), 10 ** dice.uniform(-3.0, -2.2, 3)
+        plant = Plant("adaptive", 300, list(fixed_s), list(per_sample_s))
+        for _ in range(8):
+            plant.exchange()
+        model = TimeModel.affine(fixed_s, per_sample_s)
+        best_s = float(model.at(equal_finish(model, every, 300 * every, 300)).max())
+        over.append(plant.step_s() / best_s)
+        reasons.append(len(plant.reasons))
 
-    for _ in range(8):
-        plant.exchange()
-
-    assert plant.step_s() <= 1.03 * 0.1918  # the integer optimum by exhaustive search
-    assert len(plant.reasons) <= 4
+    assert np.mean(over) <= 1.02
+    assert max(over) <= 1.06
+    assert np.median(reasons) <= 3, "the opening and two moves"
 
 
 def test_adaptive_leaves_equal_workers_alone() -> None:
