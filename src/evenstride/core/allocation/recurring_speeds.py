@@ -111,7 +111,9 @@ class RecurringSpeeds:
         if period is not None:
             again_s = self._with_delay_s(parts, parts, batch, period)
             if again_s < (1.0 - _MUCH_BETTER) * min(one_s, followed_s):
-                row = parts[len(parts) + lag - 1 - period : len(parts) + lag - period]
+                # A spike does not come back after another period.
+                at = len(parts) + lag - 1 - period
+                row = np.minimum(parts[at], parts[at - period])[np.newaxis]
                 soon = self._finishing(row[0], fleet, now)
                 gain = 1.0 - self.mean_s(soon, row) / self.mean_s(now, row)
                 return RecurringSplit(soon, f"every {period} steps", gain)
@@ -144,11 +146,20 @@ class RecurringSpeeds:
         earlier = np.lib.stride_tricks.sliding_window_view(states, _CONFIRMED)[:-lag]
         alike = np.flatnonzero(_alike(earlier, states[-_CONFIRMED:], 0))
         for period in (steps - _CONFIRMED - alike[::-1]).tolist():
-            # As many steps again must confirm it.
-            count = max(period, _CONFIRMED)
+            # Two more periods must confirm it: what is alike twice may be chance.
+            count = max(2 * period, _CONFIRMED)
             if period + count > steps:
                 return None
-            if _alike(states[-count - period : -period], states[-count:], _FEWEST_TURNS):
+            before, now = states[-count - period : -period], states[-count:]
+            # Long spells also repeat after a few steps. The changes must repeat, so a period has to
+            # predict better than the latest speeds do.
+            missed = np.count_nonzero(before != now)
+            changed = np.count_nonzero(states[-count - lag : len(states) - lag] != now)
+            if (
+                2 * missed < changed
+                and before[-1] == now[-1]
+                and _alike(before, now, _FEWEST_TURNS)
+            ):
                 return int(period)
         return None
 

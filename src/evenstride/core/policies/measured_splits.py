@@ -42,6 +42,9 @@ _OF_GAIN, _MOST_SPENT = 0.25, 0.02
 # A worker's speed has changed if its time has, by this many standard deviations and this part.
 _CHANGED_STD, _CHANGED = 5.0, 0.10
 _AGAIN = 4  # steps of a split after which it is known again
+# Recent changes of speed count this much less after every step; and the additional steps of a split
+# that each of them needs before it is worse.
+_PASSING, _PATIENCE = 0.99, 4.0
 # Fewest steps that a new split is expected to last, and that while the latest one is not measured.
 _LASTS, _UNMEASURED = 64, 8
 # Steps that a trial takes, and the part by which each may be longer at most.
@@ -214,10 +217,15 @@ class Departed:
         # Noise alone puts the bound above the usual time now and then.
         return _median(logs) - (least if least > usual + std else usual), std
 
-    def surely_worse(self, other: Tried, estimate: Estimate, least: float) -> float | None:
-        """Return by how much the latest split is slower than another one, if that is certain."""
+    def surely_worse(
+        self, other: Tried, estimate: Estimate, least: float, patience: int
+    ) -> float | None:
+        """Return by how much the latest split is slower than another one, if that is certain.
+
+        That takes more than ``patience`` steps.
+        """
         off, std = self.compared(other, estimate, self.here)
-        enough = self.here + self.firsts > 1 and off > _SURE_STD * std + least
+        enough = self.here + self.firsts > 1 + patience and off > _SURE_STD * std + least
         if not enough and not (self.here >= _RECENT and off > least):
             return None
         # Spikes of different workers make steps longer, but no worker.
@@ -229,11 +237,11 @@ class Departed:
     def slower_at_first(self, other: Tried, estimate: Estimate) -> float:
         return _median(self.began) - log(other.now_s(_noise(estimate))) if self.began else 0.0
 
-    def storm(self, other: Tried, estimate: Estimate, least: float) -> float | None:
+    def storm(self, other: Tried, estimate: Estimate, least: float, patience: int) -> float | None:
         """Return by how much several splits are slower together, if that is certain."""
         latest, latest_std = self.compared(other, estimate, self.here)
         off, std = self.compared(other, estimate, _RECENT)
-        sure = len(self.logs) > max(self.here, 1) and off > _SURE_STD * std + least
+        sure = len(self.logs) > max(self.here, 1 + patience) and off > _SURE_STD * std + least
         return off if sure and latest > -latest_std else None
 
 
@@ -267,6 +275,7 @@ class Supervisor:
     # The latest splits that were left: their shapes are compiled, if shapes cost anything.
     left: tuple[Tried, ...] = ()
     mistakes: int = 0  # number of returns to a split that had become slower itself.
+    changes: float = 0.0  # number of recent changes of speed while the shares stayed.
     debt_s: float = 0.0  # what they cost.
     total_s: float = 0.0  # time of all steps.
     lost_s: float = 0.0  # time lost against the equal split, below 0 for a gain.
@@ -280,7 +289,11 @@ class Supervisor:
         """Return the state after some more measurements."""
         state = self
         for seen in stretches(situation.observations, situation.fleet):
-            state = state._leaving(seen)._with_equal(seen, situation)
+            state = (
+                state._noticing(seen, situation.estimate)
+                ._leaving(seen)
+                ._with_equal(seen, situation)
+            )
             state = state._after(seen, situation.estimate)
         return state
 
@@ -311,6 +324,18 @@ class Supervisor:
     def risk(self, situation: Situation) -> float:
         """Return by what part the steps of a trial may be longer, after so long without one."""
         return min(self._spare() * (situation.step - self.begun) / _TRIAL_STEPS, _MOST_RISK)
+
+    def _noticing(self, seen: StepsAtSplit, estimate: Estimate) -> Supervisor:
+        """Return the state with the changes of speed that the split in force cannot explain."""
+        changes, latest = self.changes * _PASSING ** len(seen.busy_s), self.latest
+        noise = _noise(estimate)
+        if latest is not None and (latest.shares == seen.shares).all():
+            every = min(len(latest.logs) + len(seen.busy_s), _RECENT)
+            changes += len(latest.after(seen, noise).logs) < every
+        elif latest is not None and len(latest.logs) >= _ENOUGH:
+            # It was left because its last step was slow.
+            changes += latest.now_s(noise) > latest.step_s
+        return replace(self, changes=changes)
 
     def _leaving(self, seen: StepsAtSplit) -> Supervisor:
         latest = self.latest
@@ -424,12 +449,14 @@ class Supervisor:
         estimate = situation.estimate
         # Where speeds change often, only a large difference is caused by the split.
         least = _LEAST + _CHANGED / 2 * self.mistakes
+        # A change of speed may come at the same time as a split.
+        patience = int(_PATIENCE * self.changes)
         for split, away in ((self.better, self.away), (self.equal, self.uneven)):
             if split is None or away is None or as_shares(split.shares) == situation.shares:
                 continue
-            off = away.surely_worse(split, estimate, least)
+            off = away.surely_worse(split, estimate, least, patience)
             if off is None and split is self.better:
-                off = away.storm(split, estimate, least)
+                off = away.storm(split, estimate, least, patience)
             if off is None and split is self.equal:
                 off = self._beyond_bound(away, split, estimate)
             if off is not None and fits(split.shares, situation.fleet):

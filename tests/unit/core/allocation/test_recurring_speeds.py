@@ -18,7 +18,9 @@ EQUAL = np.full(4, 64)
 Slow = Callable[[int], float]
 
 
-def planned(slow: Slow, steps: int, lag: int, shares: IntArray = EQUAL) -> RecurringSplit | None:
+def planned(
+    slow: Slow, steps: int, lag: int, shares: IntArray = EQUAL, apart: int = 2
+) -> RecurringSplit | None:
     """Return the plan after some steps in which worker 0 takes ``slow`` times its usual time."""
     rng, estimate = np.random.default_rng(0), Estimate.unknown(4)
     for step in range(steps):
@@ -27,7 +29,7 @@ def planned(slow: Slow, steps: int, lag: int, shares: IntArray = EQUAL) -> Recur
         reported = shares, np.full(4, step), np.ones(4, dtype=np.int64)
         estimate = learn_times(estimate, Measurements(np.arange(4), *reported, busy_s, np.zeros(4)))
     speeds = RecurringSpeeds.of(estimate, estimate)
-    return None if speeds is None else speeds.next_split(FLEET, shares, lag, 2)
+    return None if speeds is None else speeds.next_split(FLEET, shares, lag, apart)
 
 
 def every(period: int) -> Slow:
@@ -46,6 +48,8 @@ def test_a_speed_that_is_gone_when_a_decision_takes_effect_gets_one_split() -> N
 
 def test_a_speed_that_lasts_longer_than_the_lag_is_followed() -> None:
     assert planned(every(60), 160, lag=1) is None
+    # Each of its steps is like the one before, but that is no period.
+    assert planned(lambda step: every(60)(step) ** 2, 153, lag=1, apart=1) is None
 
 
 def test_a_speed_that_has_come_to_stay_is_followed() -> None:

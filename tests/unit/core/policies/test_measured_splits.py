@@ -113,6 +113,19 @@ def test_a_split_that_was_left_because_of_a_slow_down_counts_as_slow() -> None:
     assert not isinstance(run.at(OTHER, *[(0.2, 0.11, 0.11)] * 6), Move)
 
 
+def test_where_speeds_have_just_changed_a_slower_split_needs_more_evidence() -> None:
+    run = Run()
+    # Other splits are left because a worker has become slower: about twice in a hundred steps.
+    for shares in (THIRD, EQUAL):
+        run.at(shares, *[USUAL] * 5, (0.1, 0.2, 0.1))
+
+    run.at(THIRD, *[USUAL] * 5)
+    for _ in range(4):
+        assert not isinstance(run.at(OTHER, SLOWER), Move)
+
+    assert isinstance(run.at(OTHER, *[SLOWER] * 8), Move)
+
+
 def _failed(run: Run) -> int:
     """Let a split fail, and return for how many steps the shares then stay."""
     while not isinstance(run.at(OTHER, SLOWER), Move):
