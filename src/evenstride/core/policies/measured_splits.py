@@ -454,6 +454,11 @@ class Supervisor:
         for split, away in ((self.better, self.away), (self.equal, self.uneven)):
             if split is None or away is None or as_shares(split.shares) == situation.shares:
                 continue
+            # The curves have learned from the first slow steps, and what they led to has not been
+            # measured yet.
+            early = len(away.logs) + away.firsts <= situation.lag + 2
+            if early and as_shares(away.now.shares) != situation.shares:
+                continue
             off = away.surely_worse(split, estimate, least, patience)
             if off is None and split is self.better:
                 off = away.storm(split, estimate, least, patience)

@@ -8,6 +8,7 @@ import pytest
 from evenstride.core.time_model.estimates import Estimate
 from evenstride.core.time_model.kalman import learn_times
 from evenstride.core.time_model.observation import Measurements, Observation
+from evenstride.core.time_model.share_times import halfway_to_bends
 
 
 def _after(estimate: Estimate, *seen: tuple[int, float]) -> Estimate:
@@ -112,3 +113,20 @@ def test_only_the_latest_shares_are_kept() -> None:
     after = _after(Estimate.unknown(1), *[(share, 0.01 * share) for share in range(10, 60)])
 
     assert sorted(after.seen.share[:, 0].tolist()) == list(range(48, 60))
+
+
+def test_a_time_on_the_line_between_two_shows_a_bend() -> None:
+    seen = _after(CALM, (100, 0.9), (100, 0.9))
+    bent = _after(seen, (74, 0.5), (74, 0.5))
+    jump = _after(seen, (74, 0.75), (74, 0.75))
+
+    assert seen.seen.limit[:2, 0].tolist() == [50, 100]
+    assert bent.model.limits is None
+    assert jump.seen.limit[:2, 0].tolist() == [50, 74]
+
+
+def test_only_what_may_be_a_bend_is_tried_halfway_at_once() -> None:
+    bend, cliff = _after(CALM, (100, 0.9), (100, 0.9)).seen, _after(CALM, (60, 1.4), (60, 1.4)).seen
+
+    assert halfway_to_bends(bend).limit[0].tolist() == [75]
+    assert halfway_to_bends(cliff) is cliff
