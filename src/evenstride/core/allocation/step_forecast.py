@@ -14,7 +14,6 @@ from evenstride.core.allocation.integer_splits import equal_finish, reach
 from evenstride.core.arrays import FloatArray, IntArray
 from evenstride.core.fleet import Fleet
 from evenstride.core.time_model.estimates import Estimate, TimeModel
-from evenstride.core.time_model.share_times import halfway_to_bends
 from evenstride.errors import InfeasibleShares
 
 _POINTS = 33  # points at which the distribution of the maximum is evaluated
@@ -117,7 +116,7 @@ class StepForecast:
         careful = replace(self, estimate=replace(self.estimate, seen=seen))
         if seen is self.estimate.seen:
             # The step halfway to what may be a bend shows at once whether it is one.
-            halfway = halfway_to_bends(seen)
+            halfway = seen.halfway_to_bends()
             if halfway is not seen:
                 return replace(self, estimate=replace(self.estimate, seen=halfway))
         bolder, open_to, waited = seen.bolder()

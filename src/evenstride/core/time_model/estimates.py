@@ -35,6 +35,8 @@ _NOISE_FIRST = 0.09**2
 _ENTRIES = 12  # stored shares of each worker; the longest unused one is replaced
 # Prior of the noise of one step at a share, and the number of steps for which it counts.
 _SHARE_NOISE, _SHARE_NOISE_STEPS = 0.03**2, 4.0
+# A sample beyond a bend costs at most so many before it; if it costs more, there is a cliff.
+_BEND = 4.0
 PROOF = 2
 """Number of slow steps that show a cliff rather than a cold start."""
 HAZARD = 1e-3
@@ -394,10 +396,16 @@ class ShareTimes:
         least, most, since = self.limit
         middle = (least + most) // 2
         open_to = (middle > least) & (self.proof >= PROOF)
-        limit = self.limit.copy()
-        limit[0] = np.where(open_to, middle, least)
         waited = (self.steps - since)[open_to] >> np.minimum(self.tries[open_to] - 1, 30)
-        return replace(self, limit=limit), open_to, int(waited.min(initial=2**40))
+        return self.trying(middle * open_to), open_to, int(waited.min(initial=2**40))
+
+    def halfway_to_bends(self) -> ShareTimes:
+        """Return the record with what may be a bend, not a cliff, halfway to the slow share."""
+        (least, most, _), (share, level, _) = self.limit, self.entries
+        below = np.where((share == least) & (share > 0), level, -np.inf).max(axis=0)
+        longer = np.expm1(np.minimum(self.limit_level - below, 50.0))
+        open_to = (self.proof >= PROOF) & (longer <= _BEND * (most / np.maximum(least, 1) - 1.0))
+        return self.trying((least + most) // 2 * open_to)
 
     @property
     def entries(self) -> tuple[IntArray, FloatArray, FloatArray]:

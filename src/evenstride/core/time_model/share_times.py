@@ -27,8 +27,6 @@ _SETTLED, _MEMORY = 16.0, 8.0
 _SLOW = 0.2
 # A limit: a step at more samples took this much longer per sample than before, in logarithms.
 _CLIFF = 0.18
-# A sample beyond a bend costs at most so many before it; if it costs more, there is a cliff.
-_BEND = 4.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -269,23 +267,3 @@ def _bent(seen: ShareTimes, w: IntArray, below: IntArray, below_level: FloatArra
     chord = np.log((1 - part) * np.exp(below_level) + part * np.exp(above_level))
     jump = above_level - np.log(above / share)
     return np.asarray((above < 2**40) & (level < 0.5 * (chord + np.maximum(jump, chord))))
-
-
-def halfway_to_bends(seen: ShareTimes) -> ShareTimes:
-    """Return the record with cliffs that may be bends halfway to the smallest slow share.
-
-    They may be if no sample beyond need cost more than a few below.
-    """
-    least, most, _ = seen.limit
-    if not most.any():
-        return seen
-    share, level, _ = seen.entries
-    below = np.where((share == least) & (share > 0), level, np.inf).min(axis=0)
-    longer = np.expm1(np.minimum(seen.limit_level - below, 50.0))
-    open_to = (most > least + 1) & (seen.proof >= PROOF) & np.isfinite(below)
-    open_to &= longer <= _BEND * (most / np.maximum(least, 1) - 1.0)
-    if not open_to.any():
-        return seen
-    limit = seen.limit.copy()
-    limit[0] = np.where(open_to, (least + most) // 2, least)
-    return replace(seen, limit=limit)

@@ -8,7 +8,6 @@ import pytest
 from evenstride.core.time_model.estimates import Estimate
 from evenstride.core.time_model.kalman import learn_times
 from evenstride.core.time_model.observation import Measurements, Observation
-from evenstride.core.time_model.share_times import halfway_to_bends
 
 
 def _after(estimate: Estimate, *seen: tuple[int, float]) -> Estimate:
@@ -128,5 +127,5 @@ def test_a_time_on_the_line_between_two_shows_a_bend() -> None:
 def test_only_what_may_be_a_bend_is_tried_halfway_at_once() -> None:
     bend, cliff = _after(CALM, (100, 0.9), (100, 0.9)).seen, _after(CALM, (60, 1.4), (60, 1.4)).seen
 
-    assert halfway_to_bends(bend).limit[0].tolist() == [75]
-    assert halfway_to_bends(cliff) is cliff
+    assert bend.halfway_to_bends().limit[0].tolist() == [75]
+    assert cliff.halfway_to_bends() is cliff
