@@ -285,8 +285,10 @@ def _by_shape(
     present one.
     """
     known = share > 0
-    usual = share.sum(axis=1) / np.maximum(known.sum(axis=1), 1)
-    offsets = np.vstack([now.fixed_s / now.per_sample_s, np.outer(_OFFSETS, usual)])
+    usual = np.maximum(share.sum(axis=1) / np.maximum(known.sum(axis=1), 1), 1.0)
+    # A filter may hold a fixed time below 0, or no time per sample.
+    present = np.maximum(now.fixed_s, 0.0) / np.maximum(now.per_sample_s, 1e-12)
+    offsets = np.vstack([present, np.outer(_OFFSETS, usual)])
     at = np.where(known, share, usual[:, np.newaxis])
-    logs = np.log(np.where(known, time_s, now.time_s(at.T).T))
+    logs = np.log(np.maximum(np.where(known, time_s, now.time_s(at.T).T), 1e-12))
     return offsets, logs - np.log(offsets[:, :, np.newaxis] + at)

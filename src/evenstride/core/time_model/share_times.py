@@ -23,8 +23,6 @@ _ODD_STD = 2.5
 # After this many steps, an entry stays; later deviations are the speed's. They count as one of so
 # many steps then.
 _SETTLED, _MEMORY = 16.0, 8.0
-# A first step at a new share is slow if it takes this much longer, in logarithms.
-_SLOW = 0.2
 # A limit: a step at more samples took this much longer per sample than before, in logarithms.
 _CLIFF = 0.18
 
@@ -54,7 +52,7 @@ def noted(seen: ShareTimes, new: NewTimes) -> tuple[ShareTimes, Mask]:
     after.steps[w] += new.steps
     noise = seen.noise[w]
     moved = seen.share[0, w] != new.share
-    jump, alone = np.zeros(len(moved), np.bool_), False
+    jump = np.zeros(len(moved), np.bool_)
     if not moved.any():
         _stayed(after, w, log_s, new.steps, noise)
     else:
@@ -63,13 +61,10 @@ def noted(seen: ShareTimes, new: NewTimes) -> tuple[ShareTimes, Mask]:
         _stayed(after, ranks[stay], log_s[stay], new.steps[stay], noise[stay])
         moves = _Moves.of(after, new, ranks, places, log_s[places], noise[places])
         after, jump[places] = _moved(after, moves)
-        # If others were as fast as ever at their new shares, it is no cold start.
-        alone = 2 * int(np.count_nonzero(moves.new & (moves.off > _SLOW))) < int(moves.new.sum())
     if not (jump.any() or after.limit[1].any()):
         return after, jump
     ranks = np.arange(len(moved)) if isinstance(w, slice) else w
-    counted = np.where(jump & alone, PROOF, new.steps)
-    after = _limited(after, ranks, counted, jump, new.free)
+    after = _limited(after, ranks, new.steps, jump, new.free)
     least, most, _ = after.limit[:, w]
     return after, (most > 0) & (new.share > least)
 

@@ -40,21 +40,6 @@ def test_one_such_step_is_not_enough_for_a_worker_alone() -> None:
     assert _at(after, 60) == pytest.approx(0.28, rel=0.05)
 
 
-def test_one_such_step_is_enough_if_the_others_began_normally() -> None:
-    estimate = Estimate.unknown(4)
-    for shares, busy_s in [
-        ([50] * 4, [0.24] * 4),
-        ([50] * 4, [0.24] * 4),
-        ([60, 47, 47, 46], [1.4, 0.228, 0.228, 0.224]),
-    ]:
-        each = zip(shares, busy_s, strict=True)
-        seen = [Observation(k, n, 1, (t,), (0.0,)) for k, (n, t) in enumerate(each)]
-        estimate = learn_times(estimate, Measurements.of(seen))
-
-    assert estimate.model.at(np.full(4, 55))[0] == pytest.approx(1.4, rel=0.02)
-    assert estimate.model.at(np.full(4, 55))[1:] == pytest.approx(np.full(3, 0.26), rel=0.1)
-
-
 def test_a_normal_second_step_shows_a_cold_start() -> None:
     after = _after(CALM, (60, 1.4), (60, 0.28))
 
