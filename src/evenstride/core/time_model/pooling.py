@@ -30,11 +30,13 @@ from evenstride.core.time_model.observation import medians
 
 # A part is divided again if its scatter is this many standard deviations above chance.
 _DIFFER_STD = 2.0
-_MOST_NOISE = 0.24  # of what counts as noise, so that a worker that takes twice as long differs
 _WIDEST = 0.5  # largest difference of a kind's times (in logarithms), at any uncertainty
 # The same in standard deviations, times the square root of the logarithm of the number of members;
 # about a fifth more than the range of so many normal values.
 _RANGE_STD = 3.4
+# Largest standard deviation that is noise. With more, a worker that takes twice as long as another
+# would be of its kind.
+_MOST_NOISE = 0.24
 # If there are more, their workers still keep their differences, see `_drawn_together`.
 _MOST_KINDS = 24
 _TIE = 1.0 - 1e-9
