@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Iterator
 from itertools import product
 
@@ -197,3 +198,19 @@ def test_no_split_has_a_share_beyond_its_span(rows: Rows, alike: int, data: st.D
     if (quanta == 1).all():
         assert fewest.tolist() == np.min(every, axis=0).tolist()
         assert most.tolist() == np.max(every, axis=0).tolist()
+
+
+def test_a_split_of_a_huge_batch_takes_little_memory() -> None:
+    quanta = np.array([24, 32, 54])
+    shares = np.array([300_000_005, 300_000_003, 399_999_992])
+    tracemalloc.start()
+
+    split = in_quanta(shares, np.ones(3, np.int64), np.full(3, 10**9), quanta)
+    peak_bytes = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+
+    assert int(split.sum()) == 10**9
+    assert not (split % quanta).any()
+    assert (np.abs(split - shares) < 3 * 54).all()
+    # One bit for every second sample would be 60 MB.
+    assert peak_bytes < 1_000_000

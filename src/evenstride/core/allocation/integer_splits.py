@@ -563,13 +563,22 @@ def _per_kind(units: IntArray, kind: IntArray, kinds: int) -> list[int]:
 
 def _change(coins: list[int], room: list[int], amount: int, wanted: list[int]) -> list[int] | None:
     """Return how many of each coin sum to an amount, at most ``room`` of each coin."""
-    # Numbers are close to those wanted, from the last coin on; ``None`` if impossible. The bits of
-    # a number stand for the possible sums. Sums above the amount are cut off, or the number would
-    # grow with the room of all workers.
+    # Numbers are close to those wanted, from the last coin on; ``None`` if impossible. Changes
+    # beyond the furthest would contain some that cancel out: in some order, the sums after each of
+    # them stay between -max(coins) and the larger of max(coins) and what is missing.
+    missing = amount - sum(coin * near for coin, near in zip(coins, wanted, strict=True))
+    furthest = 2 * max(coins) + abs(missing)
+    least = [max(near - furthest, 0) for near in wanted]
+    spans = zip(coins, room, wanted, least, strict=True)
+    kinds = [(c, min(most, near + furthest) - few, near - few) for c, most, near, few in spans]
+    amount -= sum(coin * few for coin, few in zip(coins, least, strict=True))
+    if amount < 0:
+        return None
+    # The bits of a number stand for the possible sums, up to the amount.
     within = (1 << (amount + 1)) - 1
     sums = [1]
-    for coin, count in zip(coins, room, strict=True):
-        made, count, some = sums[-1], min(count, amount // coin), 1
+    for coin, most, _ in kinds:
+        made, count, some = sums[-1], min(most, amount // coin), 1
         # In groups of 1, 2, 4 and so on, so that many coins of a kind take few shifts.
         while count:
             some = min(some, count)
@@ -580,12 +589,12 @@ def _change(coins: list[int], room: list[int], amount: int, wanted: list[int]) -
         return None
     numbers = []
     # From the last coin back: the sums of the coins before it limit how many of this one to take.
-    for coin, count, near, made in list(zip(coins, room, wanted, sums[:-1], strict=True))[::-1]:
-        count = min(count, amount // coin)
+    for (coin, most, near), made, few in list(zip(kinds, sums[:-1], least, strict=True))[::-1]:
+        count = min(most, amount // coin)
         near = min(near, count)
         # The nearest number first, so that few shares change.
         steps = (near + way * step for step in range(count + 1) for way in (-1, 1))
         number = next(n for n in steps if 0 <= n <= count and made >> (amount - coin * n) & 1)
-        numbers.append(number)
+        numbers.append(few + number)
         amount -= coin * number
     return numbers[::-1]

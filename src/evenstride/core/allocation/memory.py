@@ -332,7 +332,7 @@ class Memory:
     def _raised(self, fleet: Fleet, factor: float) -> Fleet | None:
         """Return the fleet under caps raised by a factor; ``None`` if they leave too little."""
         pairs = zip(fleet.workers, self.caps, strict=True)
-        workers = tuple(_bounded(worker, cap, factor) for worker, cap in pairs)
+        workers = tuple(_bounded(worker, cap, factor, fleet.global_batch) for worker, cap in pairs)
         try:
             bound = replace(fleet, workers=workers)
             # `Fleet` checks the bounds in samples; in whole micro-batches less may fit.
@@ -361,14 +361,16 @@ class Memory:
         return "; memory: " + ", ".join(named) if named else ""
 
 
-def _bounded(worker: Worker, cap: int | None, factor: float) -> Worker:
+def _bounded(worker: Worker, cap: int | None, factor: float, global_batch: int) -> Worker:
     if cap is None:
         return worker
     # A cap below one whole micro-batch would make the fleet infeasible. Raising all caps until
     # this one fits would give the other workers more than they can hold.
     least = worker.min_share + -worker.min_share % worker.multiple
     most = max(ceil(cap * factor), least)
-    if worker.max_share is not None and worker.max_share <= most:
+    # No share exceeds the batch. Otherwise caps of a worker without a limit would rise forever.
+    highest = global_batch if worker.max_share is None else worker.max_share
+    if highest <= most:
         return worker
     return replace(worker, max_share=most)
 

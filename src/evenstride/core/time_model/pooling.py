@@ -241,10 +241,13 @@ class _Parts:
         order = np.lexsort((level, self.each))
         level, weight = level[order], weight[order]
         whole = self.sums(weight)
-        before = self._running(weight)
-        # At the end of a kind only rounding errors are left, and nothing is gained there.
-        after = np.maximum(whole[self.each] - before, 1e-12 * before)
-        gain = self._running(weight * level) ** 2 / (before * after)
+        # As parts of their kind: the running sums of a kind with tiny weights would be lost in
+        # those of the kinds before it.
+        part = weight / whole[self.each]
+        # At the ends of a kind only rounding errors are left, and nothing is gained there.
+        before = np.clip(self._running(part), 1e-12, 1.0)
+        after = np.maximum(1.0 - before, 1e-12)
+        gain = self._running(part * level) ** 2 / (before * after)
         best = np.maximum.reduceat(gain, self.starts)
         near = gain >= _TIE * best[self.each]  # rounding depends on the order of the workers
         best_at = np.where(near, np.arange(len(gain)), len(gain))

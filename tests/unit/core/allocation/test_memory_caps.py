@@ -74,6 +74,12 @@ def test_one_workers_quantum_does_not_raise_the_others_caps() -> None:
     assert bound.upper.tolist() == [32, 40, 40]
 
 
+def test_a_batch_that_quanta_do_not_allow_raises_no_cap_forever() -> None:
+    fleet = Fleet((Worker("one"), Worker("other", max_share=3, quantum=3)), 2)
+
+    assert _memory(1, None).bound(fleet) is fleet
+
+
 @given(
     shares=st.lists(st.integers(0, 40), min_size=2, max_size=6),
     room=st.lists(st.integers(1, 60), min_size=6, max_size=6),

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import pytest
 
 from evenstride.core.fleet import FloatArray
 from evenstride.core.time_model.estimates import CurveEstimates, Estimate
 from evenstride.core.time_model.kalman import learn_times
 from evenstride.core.time_model.observation import Measurements
-from evenstride.core.time_model.pooling import Kinds, pooled
+from evenstride.core.time_model.pooling import Kinds, _Parts, pooled
 
 
 def _estimate(time_s: FloatArray, steps: int, noise: float | FloatArray, seed: int = 0) -> Estimate:
@@ -176,3 +177,14 @@ def test_workers_that_become_equal_are_one_kind_after_a_while() -> None:
         kinds = Kinds.of(_levels(0.05, 0.05, 0.05, 0.05), shares, kinds)
 
     assert kinds is not None and kinds.count == 1
+
+
+def test_a_kind_with_tiny_weights_after_one_with_large_weights_is_divided() -> None:
+    level = np.array([-1.0, 1.0, -1.0, -1.0, 2.0])
+    weight = np.array([1e20, 1e20, 1.0, 1.0, 1.0])
+    parts = _Parts.of(np.array([0, 0, 1, 1, 1]))
+
+    last, gain = parts.best_cuts(level, weight)
+
+    assert last.tolist() == [0, 3]
+    assert gain == pytest.approx([2e20, 6.0])
