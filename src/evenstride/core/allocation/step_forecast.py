@@ -270,11 +270,12 @@ def _late_std(workers: int) -> float:
 def _latest(estimate: Estimate, now: IntArray, best: IntArray, std: float) -> TimeModel:
     """Return curves through times that are late by some standard deviations at two splits."""
     model = estimate.model
-    now, best = estimate.counted(now), estimate.counted(best)
+    # A worker with a share of 0 runs one sample.
+    now, best = (estimate.counted(np.maximum(shares, 1)) for shares in (now, best))
     apart = best - now
     now_s = model.at(now) * (1.0 + std * estimate.relative_std(now))
     best_s = model.at(best) * (1.0 + std * estimate.relative_std(best))
     slope = np.divide(best_s - now_s, apart, out=model.per_sample_s.copy(), where=apart != 0)
     # A nearly flat curve would attract the batch; one steeper than the origin is impossible.
-    slope = np.clip(slope, _FLATTEST * model.per_sample_s, best_s / np.maximum(best, 1))
+    slope = np.clip(slope, _FLATTEST * model.per_sample_s, best_s / best)
     return replace(model, fixed_s=np.maximum(best_s - slope * best, 0.0), per_sample_s=slope)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenstride.core.allocation.step_forecast import expected_max
+from evenstride.core.allocation.step_forecast import _latest, expected_max
+from evenstride.core.time_model.estimates import CurveEstimates, Estimate
+from evenstride.core.time_model.kalman import learn_times
+from evenstride.core.time_model.observation import Measurements, Observation
 
 
 @pytest.mark.parametrize(
@@ -41,3 +46,17 @@ def test_it_is_never_before_the_latest_mean(values: list[tuple[float, float]]) -
 
 def test_certain_values_have_their_maximum() -> None:
     assert expected_max(np.array([1.0, 3.0, 2.0]), np.zeros(3)) == pytest.approx(3.0)
+
+
+def test_a_worker_without_samples_keeps_a_slope_in_curves_with_a_margin() -> None:
+    shares = np.array([64, 64])
+    estimate = Estimate.unknown(2)
+    for step in range(2):
+        seen = [Observation(k, 64, step, (0.064,), (0.0,)) for k in range(2)]
+        estimate = learn_times(estimate, Measurements.of(seen))
+    proportional = CurveEstimates(np.array([0.0, 1e-3, 1e-6, 0.0, 1e-8]).repeat(2).reshape(5, 2))
+
+    late = _latest(replace(estimate, now=proportional), shares, np.array([128, 0]), 1.0)
+
+    assert (late.per_sample_s > 1e-4).all()
+    assert np.isfinite(late.at(shares)).all()
