@@ -84,7 +84,7 @@ class BackwardHooks:
         """Mark the backward pass of a scaled loss."""
         self._queued = False  # a backward pass that raised never reached the callback
         if scaled.requires_grad:
-            _hook(scaled, self._began)
+            scaled.register_hook(self._began)  # type: ignore[no-untyped-call]
 
     def check_gradients(self, draw: Draw) -> None:
         """Raise `UsageError` if the gradients of an earlier micro-batch of the step are gone."""
@@ -99,7 +99,8 @@ class BackwardHooks:
         draw = batch.draw
         if self._add_up is not None and draw is not None:
             self._add_up(draw)
-        started_s = timer.synchronised()
+        started_s = timer.now()
+        timer.synchronised()
         if draw is not None and not batch.committed:
             batch.happened(StepEvent.SYNCHRONISE)
             self._watched.recorded()
@@ -109,7 +110,7 @@ class BackwardHooks:
             self._commit(draw)
         self.own_s += timer.now() - started_s
 
-    def _began(self, _: object) -> None:
+    def _began(self, _: Tensor) -> None:
         # Callbacks run in queue order, after the whole graph. Ours runs before the engine waits
         # for other ranks; a callback queued from inside ours runs after that wait.
         if not self._queued and self._batch.draw is not None:
@@ -150,17 +151,6 @@ class BackwardHooks:
             if changed:
                 self._comparisons = 0
                 usage_errors.tell_of_changed_gradients(draw.step)
-
-
-def _hook(tensor: Tensor, hook: Callable[[Tensor], None]) -> None:
-    """Do what ``tensor.register_hook(hook)`` does, without a handle, at a third of its cost."""
-    node: Any = tensor.grad_fn
-    if node is None or type(tensor) is not Tensor or tensor._backward_hooks is not None:
-        tensor.register_hook(hook)  # type: ignore[no-untyped-call]
-        return
-    # Handles count from 0, so later hooks of the script have other numbers.
-    tensor._backward_hooks = OrderedDict({-1: hook})
-    node._register_hook_dict(tensor)
 
 
 def refuse_inside(*, capturing: bool) -> None:
