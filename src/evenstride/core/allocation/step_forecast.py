@@ -164,13 +164,13 @@ class StepForecast:
         for std in (late - _late_std(_FEW), late):
             # The full margin is only for splits that are stuck.
             if doubtful and std > 0 and (std < late or found[1] > (1.0 + _STUCK) * now_s):
-                found = self._better(found, _latest(self.estimate, now, found[0], std))
+                found = self._better(found, late_curves(self.estimate, now, found[0], std))
         for std in _WARY:
             doubt = found[1] / model.makespan_s(np.maximum(found[0], 1)) - 1.0
             # In large fleets wide margins keep a starved worker from getting samples again.
             many = len(now) > _FEW  # small fleets use margins only if no better split exists
             if (many or found[1] >= now_s) and doubt > (_VERY_DOUBTFUL if many else _STUCK):
-                found = self._better(found, _latest(self.estimate, now, found[0], std))
+                found = self._better(found, late_curves(self.estimate, now, found[0], std))
         if self.noise_margin:
             late_s = 1.0 + self.noise_margin * np.sqrt(self.estimate.noise)
             line_s = model.fixed_s * late_s, model.per_sample_s * late_s
@@ -267,7 +267,7 @@ def _late_std(workers: int) -> float:
     return far - (math.log(math.log(workers)) + math.log(4.0 * math.pi)) / (2.0 * far)
 
 
-def _latest(estimate: Estimate, now: IntArray, best: IntArray, std: float) -> TimeModel:
+def late_curves(estimate: Estimate, now: IntArray, best: IntArray, std: float) -> TimeModel:
     """Return curves through times that are late by some standard deviations at two splits."""
     model = estimate.model
     # A worker with a share of 0 runs one sample.

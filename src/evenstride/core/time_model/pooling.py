@@ -158,7 +158,7 @@ class _Cuts:
         found: int,
         unsure: float,
     ) -> _Cuts:
-        parts = _Parts.of(kinds)
+        parts = KindMembers.of(kinds)
         places = parts.places(shares, curves.surest_share(shares))
         level, weight = levels(curves, places[:, parts.each])
         # Around the mean, where the scatter is least; `best_cuts` relies on it.
@@ -201,7 +201,7 @@ class _Cuts:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Parts:
+class KindMembers:
     """Workers in order of kind."""
 
     kinds: IntArray  # the kinds among them, ``(n,)``
@@ -210,7 +210,7 @@ class _Parts:
     each: IntArray  # every worker's place in these three
 
     @classmethod
-    def of(cls, kinds: IntArray) -> _Parts:
+    def of(cls, kinds: IntArray) -> KindMembers:
         first = np.ones(len(kinds), dtype=np.bool_)
         np.not_equal(kinds[1:], kinds[:-1], out=first[1:])
         starts, each = np.flatnonzero(first), np.cumsum(first) - 1

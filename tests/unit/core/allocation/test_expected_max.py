@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenstride.core.allocation.step_forecast import _latest, expected_max
+from evenstride.core.allocation.step_forecast import expected_max, late_curves
 from evenstride.core.time_model.estimates import CurveEstimates, Estimate
 from evenstride.core.time_model.kalman import learn_times
 from evenstride.core.time_model.observation import Measurements, Observation
@@ -56,7 +56,7 @@ def test_a_worker_without_samples_keeps_a_slope_in_curves_with_a_margin() -> Non
         estimate = learn_times(estimate, Measurements.of(seen))
     proportional = CurveEstimates(np.array([0.0, 1e-3, 1e-6, 0.0, 1e-8]).repeat(2).reshape(5, 2))
 
-    late = _latest(replace(estimate, now=proportional), shares, np.array([128, 0]), 1.0)
+    late = late_curves(replace(estimate, now=proportional), shares, np.array([128, 0]), 1.0)
 
     assert (late.per_sample_s > 1e-4).all()
     assert np.isfinite(late.at(shares)).all()

@@ -11,7 +11,7 @@ from evenstride.core.fleet import FloatArray
 from evenstride.core.time_model.estimates import CurveEstimates, Estimate
 from evenstride.core.time_model.kalman import learn_times
 from evenstride.core.time_model.observation import Measurements
-from evenstride.core.time_model.pooling import Kinds, _Parts, pooled
+from evenstride.core.time_model.pooling import KindMembers, Kinds, pooled
 
 
 def _estimate(time_s: FloatArray, steps: int, noise: float | FloatArray, seed: int = 0) -> Estimate:
@@ -182,7 +182,7 @@ def test_workers_that_become_equal_are_one_kind_after_a_while() -> None:
 def test_a_kind_with_tiny_weights_after_one_with_large_weights_is_divided() -> None:
     level = np.array([-1.0, 1.0, -1.0, -1.0, 2.0])
     weight = np.array([1e20, 1e20, 1.0, 1.0, 1.0])
-    parts = _Parts.of(np.array([0, 0, 1, 1, 1]))
+    parts = KindMembers.of(np.array([0, 0, 1, 1, 1]))
 
     last, gain = parts.best_cuts(level, weight)
 
