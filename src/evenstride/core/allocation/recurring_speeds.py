@@ -34,8 +34,6 @@ _OFFSETS, _PREFERRED = (0.0, 0.1, 0.25, 0.5, 1.0, 2.0), 0.7
 _FEWEST_TURNS = 3  # changes of a speed that show that it recurs
 _SLACK = 0.05  # part by which the shares of two such splits may differ
 _ROUNDS, _STRIDE = 24, 0.5  # of the search for that split
-
-
 # Part of the slow steps that must repeat for a period, and the fewest steps of it. And the part of
 # a step that a period must save over one split for all speeds, and that one over following them.
 _SAME, _CONFIRMED, _MUCH_BETTER = 0.9, 24, 0.03
@@ -54,7 +52,7 @@ class RecurringSplit:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RecurringSpeeds:
-    """Recent times of all workers relative to their estimates, where they tell of other speeds."""
+    """Recent times of all workers relative to their estimates, where they show other speeds."""
 
     parts: FloatArray  # ``(n, W)``, without noise; 1 for workers with one speed
     slow: Mask  # ``(n, m)``, where each of the ``m`` workers with two speeds had the lower one
@@ -193,11 +191,11 @@ def _returns(slow: Mask) -> bool:
 def _alike(before: FloatArray, now: FloatArray, fewest: int) -> Mask:
     """Return whether the same workers were slow in the same steps, along the last axis.
 
-    At least so many of those steps must tell; those in which none is slow do not.
+    At least ``fewest`` steps must have a slow worker.
     """
-    telling = (before > 0) | (now > 0)
-    same = telling & (before == now)
-    count = telling.sum(axis=-1)
+    slow = (before > 0) | (now > 0)
+    same = slow & (before == now)
+    count = slow.sum(axis=-1)
     return np.asarray((same.sum(axis=-1) >= _SAME * count) & (count >= fewest))
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import zlib
 from bisect import bisect_right
 from dataclasses import dataclass, replace
-from math import ceil, inf
+from math import ceil
 
 from evenstride.core.arrays import Shares
 
@@ -86,22 +86,14 @@ class ToleranceBand:
     asked: bool = False  # whether it has requested an exchange since it was set.
     slow_s: float = 0.0  # duration of the slow steps together, in seconds.
 
-    @property
-    def limits_s(self) -> tuple[float, float]:
-        """The shortest and the longest time within the band, in seconds."""
-        if self.expected_s == 0:
-            return 0.0, inf
-        return self.expected_s * (1 - self.part), self.expected_s * (1 + self.part)
-
     def step(self, share: int, busy_s: float) -> ToleranceBand:
         """Return the band after one more step; ``asked`` turns true when the step leaves it."""
         # Steps drawn before the decision still have the former share.
         if self.asked or self.expected_s == 0 or share != self.share:
             return self
-        low_s, high_s = self.limits_s
-        if busy_s < low_s:
+        if busy_s < self.expected_s * (1 - self.part):
             return replace(self, asked=True)
-        if busy_s > high_s:
+        if busy_s > self.expected_s * (1 + self.part):
             slow_s = self.slow_s + busy_s
             asked = self.strikes >= 1 and slow_s >= HICCUP_S
             return replace(self, strikes=self.strikes + 1, asked=asked, slow_s=slow_s)

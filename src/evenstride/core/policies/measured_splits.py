@@ -118,9 +118,8 @@ class Tried:
     """A split, and its latest measured steps."""
 
     shares: IntArray  # ``(W,)``.
-    logs: tuple[
-        float, ...
-    ]  # logarithms of their longest times in seconds, of the latest `_RECENT`.
+    # Logarithms of their longest times in seconds, of the latest `_RECENT` steps.
+    logs: tuple[float, ...]
     busy_s: FloatArray  # times of its latest few steps, ``(n, W)``.
     steps: int  # number of its steps since it was last adopted.
 
@@ -276,7 +275,7 @@ class Supervisor:
     left: tuple[Tried, ...] = ()
     mistakes: int = 0  # number of returns to a split that had become slower itself.
     changes: float = 0.0  # number of recent changes of speed while the shares stayed.
-    debt_s: float = 0.0  # what they cost.
+    debt_s: float = 0.0  # what the splits that were worse cost.
     total_s: float = 0.0  # time of all steps.
     lost_s: float = 0.0  # time lost against the equal split, below 0 for a gain.
     regret_s: float = 0.0  # the same, but earlier gains make up only for a small part of the run.
@@ -289,12 +288,8 @@ class Supervisor:
         """Return the state after some more measurements."""
         state = self
         for seen in stretches(situation.observations, situation.fleet):
-            state = (
-                state._noticing(seen, situation.estimate)
-                ._leaving(seen)
-                ._with_equal(seen, situation)
-            )
-            state = state._after(seen, situation.estimate)
+            state = state._noticing(seen, situation.estimate)._leaving(seen)
+            state = state._with_equal(seen, situation)._after(seen, situation.estimate)
         return state
 
     @property

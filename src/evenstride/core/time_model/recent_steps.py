@@ -34,8 +34,6 @@ def with_recent(recent: RecentSteps, measured: Measurements) -> RecentSteps:
     share[: len(old)], time_s[: len(old)] = old, kept.time_s[len(kept.share) - len(old) :]
     here = step >= first
     at = step[here] - first, np.repeat(measured.worker, measured.steps)[here]
-    share[at], time_s[at] = (
-        np.repeat(measured.share, measured.steps)[here],
-        measured.busy_s[here],
-    )
+    share[at] = np.repeat(measured.share, measured.steps)[here]
+    time_s[at] = measured.busy_s[here]
     return RecentSteps(end, share, time_s)

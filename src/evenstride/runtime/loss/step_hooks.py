@@ -68,8 +68,7 @@ class BackwardHooks:
         self.own_s = 0.0
         self.commits = 0
         """Number of committed steps."""
-        self.begun = False
-        """Whether a batch has come."""
+        self._begun = False  # whether a batch has come
         self._queued = False  # whether the engine has our callback for the running pass
         self._gave = False  # whether the latest backward pass has left gradients
         self._comparisons = _COMPARISONS  # remaining comparisons between micro-batches
@@ -77,8 +76,9 @@ class BackwardHooks:
 
     def batch_came(self) -> None:
         """Refuse a pipeline of which a watched model has become a part before the first batch."""
-        self.begun = True
-        check_stages(self._watched.models)
+        if not self._begun:
+            self._begun = True
+            check_stages(self._watched.models)
 
     def follow(self, scaled: Tensor) -> None:
         """Mark the backward pass of a scaled loss."""

@@ -92,15 +92,13 @@ class TrainingStep:
 
     def begin(self, draw: Draw, weight: float | None) -> None:
         """Note a batch that the training loop gets."""
-        if not self.backward.begun:
-            self.backward.batch_came()
+        self.backward.batch_came()
         # First: the hooks of a batch without samples would change the next batch's gradients.
         self.scaling.ghosts.end()
         self._norms.begin(draw)
         if self.noise is not None:
             self.noise.begin(draw)
-        if self.accumulation.held:
-            self.accumulation.held.clear()
+        self.accumulation.held.clear()
         self.batch.begin(draw, weight)
 
     def leave(self) -> None:

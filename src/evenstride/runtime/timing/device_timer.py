@@ -322,12 +322,10 @@ class DeviceTimer(StepTimer):
         self._phase = "sync"
         self._mark("compute_s")
 
-    def synchronised(self) -> float:
-        """Mark that the stream no longer waits for the averaged gradients; return the time."""
-        now_s = self.now()
+    def synchronised(self) -> None:
+        """Mark that the stream no longer waits for the averaged gradients."""
         self._phase, self._synchronised = "between", self._in_step
         self._mark(_WAIT)
-        return now_s
 
     def spoil(self) -> None:
         if self._in_hand is not None:

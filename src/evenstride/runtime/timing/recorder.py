@@ -28,14 +28,12 @@ class Recorder:
         self._records: list[StepRecord] = []
         self._breaks: set[int] = set()  # indices of records that begin a new observation
         self._band = ToleranceBand()
-        self._calm, (self._low_s, self._high_s) = True, self._band.limits_s
         self._ignores = False
 
     def expect(self, band: ToleranceBand) -> None:
         """Watch for steps outside ``band`` from now on."""
         with self._lock:
-            self._band, self._calm = band, not band.strikes
-            self._low_s, self._high_s = band.limits_s
+            self._band = band
 
     def append(self, record: StepRecord) -> None:
         """Keep a finished step; request an exchange if it left its band (training thread)."""
@@ -43,14 +41,9 @@ class Recorder:
         with self._lock:
             if self._ignores:
                 return
-            # Within these limits a step leaves the band as it is.
-            if self._calm and self._low_s <= record.busy_s <= self._high_s:
-                self._records.append(record)
-                return
             before = self._band
             if record.modelled and not before.asked and before.expected_s:
                 after = self._band = before.step(record.share, record.busy_s)
-                self._calm = not after.strikes
                 asks = after.asked
                 # Steps before the first one outside the band must not dilute it.
                 if after is not before and not before.strikes:

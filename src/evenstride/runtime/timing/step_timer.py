@@ -133,13 +133,12 @@ class StepTimer:
         self._compute_s += now_s - self._mark_s - self._excluded_s
         self._mark_s, self._excluded_s = now_s, 0.0
 
-    def synchronised(self) -> float:
-        """Mark that the engine has averaged the gradients; return the time."""
+    def synchronised(self) -> None:
+        """Mark that the engine has averaged the gradients."""
         self._phase, self._synchronised = "between", self._in_step
         now_s = self.now()
         self._wait_s += now_s - self._mark_s - self._excluded_s
         self._mark_s, self._excluded_s = now_s, 0.0
-        return now_s
 
     def spoil(self) -> None:
         """Mark that the current step was disturbed and must not be modelled."""

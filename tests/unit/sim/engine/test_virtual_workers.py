@@ -149,10 +149,10 @@ def test_noise_of_a_kind_does_not_depend_on_what_others_add() -> None:
     plain = {**SLOW, "count": 3, "noise": 0.1}
     special = plain | {"noise_common": 0.5, "noise_tail": 3.0, "noise_correlation": 0.5}
 
-    alone, beside = logs_of(20, plain, plain), logs_of(20, plain, special)
+    usual, others = logs_of(20, plain, plain), logs_of(20, plain, special)
 
-    np.testing.assert_array_equal(alone[:, :3], beside[:, :3])
-    assert not np.isclose(alone[:, 3:], beside[:, 3:]).any()
+    np.testing.assert_array_equal(usual[:, :3], others[:, :3])
+    assert not np.isclose(usual[:, 3:], others[:, 3:]).any()
 
 
 @given(scenarios(), st.integers(0, 9))
