@@ -15,6 +15,7 @@ from evenstride.core.allocation.integer_splits import apportion, equal_finish, i
 from evenstride.core.arrays import IntArray
 from evenstride.core.time_model.estimates import TimeModel
 from evenstride.errors import InfeasibleShares
+from evenstride.sim.engine.virtual_workers import TrueTimes
 
 Rows = list[tuple[float, float, float, int, int, int]]
 seconds, per_sample = st.floats(0.0, 1.0), st.floats(1e-3, 1.0)
@@ -214,3 +215,22 @@ def test_a_split_of_a_huge_batch_takes_little_memory() -> None:
     assert (np.abs(split - shares) < 3 * 54).all()
     # One bit for every second sample would be 60 MB.
     assert peak_bytes < 1_000_000
+
+
+def test_a_split_in_multiples_of_a_staircase_is_found() -> None:
+    """Its last worker ends after the deadline that the search bisects."""
+    times = TrueTimes(
+        fixed_s=np.array([0.0, 1.0]),
+        per_sample_s=np.ones(2),
+        floor_s=np.zeros(2),
+        knee=np.full(2, np.inf),
+        beyond=np.ones(2),
+        wave=np.full(2, 3),
+        cliff_at=np.full(2, 2**62),
+        cliff=np.ones(2),
+        speed=np.ones(2),
+    )
+
+    split = equal_finish(times, np.ones(2, np.int64), np.full(2, 10), 10, quantum=np.array([1, 3]))
+
+    assert split.tolist() == [7, 3] or split.tolist() == [4, 6]

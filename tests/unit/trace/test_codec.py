@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from evenstride.core.control.events import Exchanged
+from evenstride.core.control.events import Exchanged, FleetFormed
+from evenstride.core.fleet import Worker
 from evenstride.core.time_model.observation import Measurements, Observation
 from evenstride.errors import TraceError
 from evenstride.trace.codec import decode, encode
@@ -22,3 +23,14 @@ def test_an_observation_that_lacks_a_time_of_a_step_is_refused(name: str) -> Non
 
     with raises_message(TraceError):
         decode(plain)
+
+
+def test_a_worker_of_a_trace_without_quanta_has_no_waves_to_be_found() -> None:
+    plain = encode(FleetFormed(0, 0, 8, (Worker("host/0"),)))
+    assert decode(plain) == FleetFormed(0, 0, 8, (Worker("host/0"),))
+
+    del plain["workers"][0]["quantum"]
+
+    event = decode(plain)
+    assert isinstance(event, FleetFormed)
+    assert event.workers[0].quantum == 1

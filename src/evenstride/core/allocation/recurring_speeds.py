@@ -31,9 +31,11 @@ _LASTING, _LASTING_STEPS = 1.5, 3
 # this, is the least.
 _MOST, _TURNS = 16, 0.5
 _OFFSETS, _PREFERRED = (0.0, 0.1, 0.25, 0.5, 1.0, 2.0), 0.7
-_FEWEST_TURNS = 3  # changes of a speed that show that it recurs
-_SLACK = 0.05  # part by which the shares of two such splits may differ
-_ROUNDS, _STRIDE = 24, 0.5  # of the search for that split
+# A speed recurs if it has changed this many times.
+_FEWEST_TURNS = 3
+# The shares of two splits for all speeds may differ by this fraction. The search for such a split
+# takes this many rounds, and its strides begin with this fraction of the shares.
+_SLACK, _ROUNDS, _STRIDE = 0.05, 24, 0.5
 # Part of the slow steps that must repeat for a period, and the fewest steps of it. And the part of
 # a step that a period must save over one split for all speeds, and that one over following them.
 _SAME, _CONFIRMED, _MUCH_BETTER = 0.9, 24, 0.03

@@ -52,6 +52,15 @@ def test_a_speed_that_lasts_longer_than_the_lag_is_followed() -> None:
     assert planned(lambda step: every(60)(step) ** 2, 153, lag=1, apart=1) is None
 
 
+def test_the_split_for_all_speeds_is_left_when_they_last_longer() -> None:
+    in_force = np.array([34, 74, 74, 74])  # the split for all speeds
+    plan = planned(every(60), 160, lag=40, shares=in_force)
+    assert plan is not None
+    assert plan.shares.tolist() == in_force.tolist()
+
+    assert planned(every(60), 160, lag=1, shares=in_force) is None
+
+
 def test_a_speed_that_has_come_to_stay_is_followed() -> None:
     passing = every(8)
 

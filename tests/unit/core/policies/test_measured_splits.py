@@ -249,3 +249,29 @@ def test_a_cliff_is_met_once() -> None:
 
     ahead = _against_equal(global_batch=256, steps=300, workers=workers, exchange={"lag": 3})
     assert ahead > 0.8
+
+
+def test_small_losses_at_many_splits_are_bounded_together() -> None:
+    run, factors = Run(), (0.9, 1.0, 1.17)
+    run.at(EQUAL, *[(0.1 * factors[step % 3],) * 3 for step in range(17)])
+    # No split is in force long enough to be compared alone, and times differ by much more than the
+    # 3 % that the steps are longer.
+    splits = [(8, 11, 11), (9, 10, 11), (11, 9, 10), (11, 10, 9)]
+    lost, decision = 0, None
+    while not isinstance(decision, Move) and lost < 1000:
+        shares, longest_s = splits[lost // 4 % 4], 0.103 * factors[lost % 3]
+        decision = run.at(shares, [longest_s if share > 10 else 0.08 for share in shares])
+        lost += 1
+
+    assert isinstance(decision, Move)
+    assert decision.shares == EQUAL
+    assert 30 < lost < 300
+
+
+def test_a_trial_may_cost_a_small_part_of_a_large_gain() -> None:
+    run = Run()
+    run.at(EQUAL, *[USUAL] * 5)
+    run.at(OTHER, *[(0.03, 0.03, 0.03)] * 40)
+
+    situation = Situation(FLEET, OTHER, run.step, Measurements.of(()), KNOWN)
+    assert 0.0 < run.state.risk(situation) < 0.15

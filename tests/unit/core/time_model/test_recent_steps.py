@@ -41,3 +41,11 @@ def test_nothing_is_kept_across_a_gap_and_of_very_many_workers() -> None:
     assert recent.time_s.tolist() == [[2.0]]
     many = with_recent(RecentSteps.none(1000), seen((0, 4, 0, (1.0,))))
     assert len(many.share) == 0
+
+
+def test_reports_of_steps_that_are_no_longer_kept_are_left_out() -> None:
+    recent = with_recent(RecentSteps.none(1), seen((0, 4, 0, tuple(np.arange(400) + 1.0))))
+
+    late = with_recent(recent, seen((0, 4, 100, (0.5,))))
+
+    assert late.time_s.tolist() == recent.time_s.tolist()

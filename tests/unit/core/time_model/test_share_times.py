@@ -106,6 +106,7 @@ def test_a_time_on_the_line_between_two_shows_a_bend() -> None:
 
     assert seen.seen.limit[:2, 0].tolist() == [50, 100]
     assert bent.model.limits is None
+    assert bent.seen.discoveries == seen.seen.discoveries, "it is no other cliff"
     assert jump.seen.limit[:2, 0].tolist() == [50, 74]
 
 
@@ -114,3 +115,9 @@ def test_only_what_may_be_a_bend_is_tried_halfway_at_once() -> None:
 
     assert bend.halfway_to_bends().limit[0].tolist() == [75]
     assert cliff.halfway_to_bends() is cliff
+
+
+def test_a_single_slow_step_at_more_samples_is_forgotten_with_the_share() -> None:
+    after = _after(CALM, (60, 1.4), (50, 0.24), (60, 1.4))
+
+    assert after.model.limits is None

@@ -374,3 +374,12 @@ class TestAsked:
         assert reported["updates"] == sum(worker["updates"] for worker in reported["workers"])
         assert reported["staleness"]["count"] == reported["updates"]
         assert [worker["name"] for worker in reported["workers"]] == ["fast/0", "slow/0"]
+
+
+@pytest.mark.parametrize("mode", ["bsp", "asp"])
+def test_a_new_share_costs_its_additional_time_once(mode: str) -> None:
+    alone = [{**FAST, "new_share_s": 0.5}]
+
+    result = ran(mode, "uniform", workers=alone, global_batch=10)
+
+    assert result.time_s == pytest.approx(4 * 1.0 + 0.5)
