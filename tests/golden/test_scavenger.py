@@ -11,7 +11,13 @@ from math import sqrt
 import numpy as np
 import pytest
 
-from evenstride.core.convergence.batch_laws import Law, MeasuredTraining, fit, left_out_error
+from evenstride.core.convergence.batch_laws import (
+    Law,
+    MeasuredTraining,
+    fit,
+    fit_best,
+    left_out_error,
+)
 from evenstride.planner.search.selection import knee
 
 BATCHES = (384, 512, 768, 1024)
@@ -47,6 +53,7 @@ def test_partial_search_from_both_ends_errs_by_at_most_4_percent() -> None:
 
     assert worst(Law.GAIN) == pytest.approx(0.039, abs=0.005)
     assert worst(Law.NOISE) == pytest.approx(0.087, abs=0.005)
+    assert fit_best(ends).law is Law.GAIN
 
 
 def hours(workers: float) -> float:

@@ -56,6 +56,24 @@ def test_the_bounds_of_the_papers_claims_are_computed() -> None:
     assert outcome.failed == 0
 
 
+CLAIM = re.compile(r"^\| ([A-Z]{2}\d+) \|(.*)\|$", re.MULTILINE)
+
+
+def test_claims_keep_what_ran_on_other_machines_out_of_what_ran_as_claimed() -> None:
+    rows = CLAIM.findall((ROOT / "docs" / "records" / "claims.md").read_text())
+    names = {name for name, _ in rows}
+
+    assert len(names) == len(rows) > 100
+    for name, row in rows:
+        _, claimed, bound, simulated, real, elsewhere, _ = map(str.strip, row.split("|"))
+        assert claimed and bound and simulated, name
+        assert real.startswith(("not run, needs ", "nothing to run: ")), name
+        assert not re.search(r"two cores|\b[Oo]wn jobs", simulated + real), name
+        reference = re.match(r"As ([A-Z]{2}\d+)", elsewhere)
+        known = reference is not None and reference[1] in names
+        assert elsewhere == "-" or known or re.search(r"\(\[\w+\]\(\w+\.md\)\)$", elsewhere), name
+
+
 @pytest.mark.parametrize("path", DOCUMENTS, ids=named)
 def test_every_make_target_named_exists(path: Path) -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))

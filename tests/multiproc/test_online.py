@@ -254,7 +254,9 @@ def test_a_batch_that_the_script_does_not_allow_is_refused_in_one_sentence(tmp_p
 
 def test_the_command_prints_what_was_found(tmp_path: Path) -> None:
     command = ["plan", "--online", "--json", "--workers", "1,2", "--batches", "8,32"]
-    command += ["--epochs", "1e9", "--objective", "cost", "--folder", str(tmp_path)]
+    # Far more epochs than the script trains, and fewer at the larger batch.
+    command += ["--trained", "8:1e9", "--trained", "32:6e8"]
+    command += ["--objective", "cost", "--folder", str(tmp_path)]
     command += ["--probe-steps", "12", "--", str(SCRIPT), str(tmp_path), "whole"]
 
     done = CliRunner().invoke(app, command)
@@ -269,6 +271,10 @@ def test_the_command_prints_what_was_found(tmp_path: Path) -> None:
     assert {(one["workers"], one["batch"]) for one in reported["probes"]} >= {(1, 8), (2, 32)}
     assert reported["switches"][0]["to"] == {"workers": 2, "global_batch": 32}
     assert reported["overhead"]["part"] < 1
+    assert "Scavenger's law" in reported["epochs_by"]
+    assert reported["epochs_by"] in done.stderr
+    epochs = {one["global_batch"]: one["epochs"] for one in reported["configurations"]}
+    assert (epochs[8], epochs[32]) == (pytest.approx(1e9), pytest.approx(6e8))
     assert "EVENSTRIDE_GLOBAL_BATCH" not in os.environ
 
 

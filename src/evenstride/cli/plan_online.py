@@ -14,7 +14,9 @@ from typing import Any
 import typer
 
 from evenstride.cli import arguments
+from evenstride.cli.plan_request import TrainingLength, training_of
 from evenstride.cli.terminal_text import say
+from evenstride.core.convergence.batch_laws import MeasuredTraining, fit_best
 from evenstride.core.gradients.noise_scale import Interval
 from evenstride.errors import ConfigError
 from evenstride.lab.online.online_search import search
@@ -43,7 +45,7 @@ def request_of(
     *,
     workers: str | None,
     batches: str | None,
-    epochs: float | None,
+    length: TrainingLength,
     objective: str | None,
     usd_per_h: float,
     speeds: str | None,
@@ -59,14 +61,10 @@ def request_of(
         )
     limits = parse_speeds(speeds) if speeds else ()
     counts = _workers(workers, len(limits))
-    if epochs is None or not 0 < epochs < math.inf:
-        raise ConfigError(
-            f"--epochs is {'missing' if epochs is None else epochs}: plan --online expects the "
-            "epochs of the training at the smallest batch, such as --epochs 30"
-        )
     if not 0 < usd_per_h < math.inf:
         raise ConfigError(f"--usd-per-h is {usd_per_h}: expected a price above 0, such as 1.2")
     sizes = arguments.wholes(batches, "--batches") if batches else ()
+    trained = _trained(length, sizes)
     if sizes and sizes[-1] < counts[0]:
         raise ConfigError(
             f"the largest of --batches is {sizes[-1]}, fewer samples than {counts[0]} workers; "
@@ -76,14 +74,51 @@ def request_of(
         command=command,
         workers=counts,
         batches=sizes,
-        epochs=epochs,
+        epochs=_epochs(length.epochs, trained, sizes),
         objective=_objective(objective),
         usd_per_h=usd_per_h,
         speeds=limits,
         folder=folder or Path("runs") / time.strftime("online-%Y%m%d-%H%M%S"),
         probe_steps=probe_steps,
         restore=restore,
+        trained=trained,
     )
+
+
+def _trained(length: TrainingLength, batches: Sequence[int]) -> tuple[MeasuredTraining, ...]:
+    """Return the earlier trainings; refuse those that do not show the epochs at all batches."""
+    length.aim()  # refuses --epochs with --trained
+    runs = tuple(map(training_of, length.trained))
+    known = {run.batch for run in runs}
+    if not runs:
+        return ()
+    if len(known) < 2:
+        raise ConfigError(
+            f"--trained has only the batch {runs[0].batch}: expected trainings at two batches or "
+            "more, which show how the epochs depend on the batch; give --epochs instead"
+        )
+    unknown = [batch for batch in batches if not min(known) <= batch <= max(known)]
+    if unknown or not batches:
+        raise ConfigError(
+            f"--batches is {unknown[0] if unknown else 'missing'}: with --trained, expected "
+            f"batches from {min(known)} to {max(known)}, where the epochs are known"
+        )
+    return tuple(MeasuredTraining(run.batch, run.epochs) for run in runs)
+
+
+def _epochs(
+    given: float | None, trained: Sequence[MeasuredTraining], batches: Sequence[int]
+) -> float:
+    """Return the epochs at the smallest batch."""
+    if trained:
+        return fit_best(trained).epochs(min(batches)).value
+    if given is None or not 0 < given < math.inf:
+        raise ConfigError(
+            f"--epochs is {'missing' if given is None else given}: plan --online expects the "
+            "epochs of the training at the smallest batch, such as --epochs 30, or trainings at "
+            "several batches (--trained BATCH:EPOCHS)"
+        )
+    return given
 
 
 def _workers(text: str | None, speeds: int) -> tuple[int, ...]:
@@ -161,6 +196,7 @@ def to_dict(found: OnlineResult) -> dict[str, Any]:
             "part": cost.part,
         },
         "epochs": journal["epochs"],
+        "epochs_by": found.epochs_by,
         "continued": found.continued,
         "trained_s": found.total_s,
         "folder": str(found.journal.file.parent),

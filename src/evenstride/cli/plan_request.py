@@ -137,7 +137,7 @@ def workload_of(request: PlanRequest) -> tuple[WorkloadProfile, list[str]]:
     profile = merged(profiles, force=request.force)
     if request.length.trained:
         profile = profile.model_copy(
-            update={"trainings": tuple(map(_training, request.length.trained))}
+            update={"trainings": tuple(map(training_of, request.length.trained))}
         )
     return profile, notes
 
@@ -196,7 +196,8 @@ def _types(path: Path, types: str, *, needed: bool) -> tuple[str, ...]:
     return named
 
 
-def _training(text: str) -> ReachedTraining:
+def training_of(text: str) -> ReachedTraining:
+    """Return the training that ``--trained`` describes."""
     batch, _, epochs = text.partition(":")
     try:
         return ReachedTraining(batch=int(batch), epochs=float(epochs))

@@ -62,14 +62,18 @@ class TrainingJob:
     # because the epochs at others are not known.
     noise: Noise | None = None
     batches: int = 1  # number of batches to choose from
+    # Epochs of earlier trainings at several batches, if there were any; they replace the noise.
+    fitted: Epochs | None = None
 
     @property
     def compares(self) -> bool:
         """Whether batches can be compared, or there is only one."""
-        return self.batches == 1 or self.noise is not None
+        return self.batches == 1 or self.noise is not None or self.fitted is not None
 
     @property
     def lasts(self) -> Epochs:
+        if self.fitted is not None:
+            return self.fitted
         if self.noise is None:
             return KnownEpochs(self.epochs, self.base)
         return ByNoise(self.epochs, self.base, self.noise)
@@ -153,14 +157,16 @@ def foresee(
         if whole is None or step is None:
             continue
         steps = job.samples / choice.batch
+        # A trial measures steps and noise, but not the epochs of earlier trainings.
+        testable = whole if job.fitted is None else Interval(*(3 * (whole.value,)))
         time_s, own_s = (
             Interval(
                 *(
                     left * e * (steps * s + beside_s) if left else 0.0
-                    for e, s in zip(_ends(whole), _ends(one), strict=True)
+                    for e, s in zip(_ends(epochs), _ends(one), strict=True)
                 )
             )
-            for one in (step.whole, step.own)
+            for epochs, one in ((whole, step.whole), (testable, step.own))
         )
         cost = Interval(*(job.cost_usd(choice.workers, t) for t in _ends(time_s)))
         total = epochs_so_far + left * whole.value

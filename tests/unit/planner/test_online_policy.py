@@ -7,6 +7,7 @@ from math import exp, hypot
 
 import pytest
 
+from evenstride.core.convergence.batch_laws import MeasuredTraining
 from evenstride.core.gradients.noise_scale import Z95
 from evenstride.planner.online_forecast import Configuration, Probe, TrainingJob, foresee
 from evenstride.planner.online_policy import (
@@ -21,6 +22,7 @@ from evenstride.planner.online_policy import (
     whole_epochs,
 )
 from evenstride.planner.search.selection import Objective
+from evenstride.planner.workload.epochs_to_target import epochs_of_runs
 from evenstride.planner.workload.workload_profile import Noise
 from tests.messages import check_message
 from tests.unit.planner.searching import Truth
@@ -160,6 +162,36 @@ def test_with_gradient_noise_the_batch_is_chosen_too() -> None:
 
     assert searched(noisier, reported, BATCHES)[-1] == Configuration(4, 1024)
     assert searched(calmer, reported, BATCHES)[-1].batch == 64
+
+
+FALLING = (MeasuredTraining(64, 30.0), MeasuredTraining(1024, 12.0))  # as in Scavenger's data
+
+
+def test_earlier_trainings_decide_by_scavengers_law_whatever_the_noise() -> None:
+    """The law of large batches has epochs rise, so it stays at the smallest batch here."""
+    calmer = replace(FOUR, noise=Noise(scale=20.0, low=18.0, high=22.0))
+    fitted = epochs_of_runs(FALLING)
+    reported = job(epochs=100.0, fitted=fitted)
+
+    assert "Scavenger's law" in fitted.why
+    assert searched(calmer, job(epochs=100.0), BATCHES)[-1].batch == 64
+    assert searched(calmer, reported, BATCHES)[-1] == Configuration(4, 1024)
+    # Nor is any noise needed, which a single worker could not measure.
+    assert searched(FOUR, reported, BATCHES)[-1] == Configuration(4, 1024)
+    assert reported.compares
+
+
+def test_epochs_of_earlier_trainings_follow_their_law_and_no_trial_makes_them_surer() -> None:
+    probes = [FOUR.probe(Configuration(1, 64)), FOUR.probe(Configuration(4, 1024))]
+    reported = job(batches=3, fitted=epochs_of_runs(FALLING))
+
+    (one,) = foresee(reported, [Configuration(4, 256)], probes, {})
+
+    # A line in 1 / sqrt(B): 1/8, 1/16 and 1/32.
+    assert one.epochs == pytest.approx(12 + (30 - 12) * (2 - 1) / (4 - 1))
+    assert one.time_s.high > 1.24 * one.time_s.value  # so few trainings may vary by 25 %
+    assert one.own_s.high < 1.1 * one.own_s.value
+    assert reported.left({1024: 0.5 * 12 * 60_000}) == pytest.approx(0.5)
 
 
 def test_a_switch_that_gains_less_than_it_costs_is_not_made() -> None:

@@ -12,14 +12,14 @@ import typer
 from evenstride.errors import ConfigError
 
 if TYPE_CHECKING:
-    from evenstride.cli.plan_request import PlanRequest
+    from evenstride.cli.plan_request import PlanRequest, TrainingLength
     from evenstride.cli.start_files import FileRequest
 
 
 _ONLINE = frozenset(
     {"online", "workers", "speeds", "usd_per_h", "folder", "probe_steps", "restore"}
 )
-_BOTH = frozenset({"runs", "epochs", "batches", "objective", "as_json"})
+_BOTH = frozenset({"runs", "epochs", "trained", "batches", "objective", "as_json"})
 
 
 def plan(
@@ -239,7 +239,7 @@ def plan(
             tuple(runs),
             workers=workers,
             batches=batches,
-            epochs=epochs,
+            length=_length(epochs, trained, target_loss, metric),
             objective=objective,
             usd_per_h=usd_per_h,
             speeds=speeds,
@@ -249,12 +249,12 @@ def plan(
         )
         plan_online.perform(search, as_json=as_json)
         return
-    from evenstride.cli.plan_request import PlanRequest, TrainingLength, wishes_of
+    from evenstride.cli.plan_request import PlanRequest, wishes_of
 
     request = PlanRequest(
         runs=tuple(map(Path, runs)),
         catalog=catalog,
-        length=TrainingLength(epochs, tuple(trained or ()), target_loss, metric),
+        length=_length(epochs, trained, target_loss, metric),
         spot=spot,
         batches=batches,
         max_nodes=max_nodes,
@@ -273,6 +273,14 @@ def plan(
         wishes=wishes_of(objective, deadline, budget, confidence),
     )
     _perform(request, _job(write, sky, kuberay, job_name), plot, explain=explain, as_json=as_json)
+
+
+def _length(
+    epochs: float | None, trained: list[str] | None, target_loss: float | None, metric: str
+) -> TrainingLength:
+    from evenstride.cli.plan_request import TrainingLength
+
+    return TrainingLength(epochs, tuple(trained or ()), target_loss, metric)
 
 
 def _job(

@@ -5,7 +5,8 @@ linear, though some in another variable than ``B``:
 
 - ``GAIN``, as in Scavenger: ``e = e* + theta * gamma``, where ``gamma``, from 0 to 1, is the noise
   of the gradient at ``B`` (`gamma_of`). Its dependence on ``B`` is fitted, too:
-  ``gamma = a + c / sqrt(B)``.
+  ``gamma = a + c / sqrt(B)``. So epochs are a line in ``1 / sqrt(B)``, also if no ``gamma`` was
+  measured; then ``e*`` and ``theta`` remain unknown.
 - ``NOISE``, the law of large batches: ``e = e_min * (1 + B / B_noise)``. ``B_noise`` comes from the
   epochs and may differ from the noise scale of the gradients. It is negative if epochs fall as
   batches grow.
@@ -15,7 +16,7 @@ linear, though some in another variable than ``B``:
 
 The first two can have opposite signs: with ``theta`` above 0 the first says that larger batches
 need fewer epochs, the second that they need more. The sign depends on how the learning rate follows
-the batch. So no sign is built in, and the measurements decide.
+the batch. So no sign is built in, and the measurements decide (`fit_best`).
 
 Source:
     Tyagi and Sharma, "Scavenger", CCGRID 2023, sections on the statistical model, and McCandlish et
@@ -30,6 +31,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from math import inf, isfinite, log, sqrt
+from statistics import mean
 from typing import NamedTuple
 
 from evenstride.core.convergence.regression import Line, line
@@ -38,6 +40,7 @@ from evenstride.core.gradients.noise_scale import Interval
 MEMORY = 10.0
 """Measured steps over which a training loss is averaged; see `smoothed`."""
 
+_SAME = 1e-9  # relative difference that rounding can make
 _POWERS = tuple(step / 10 for step in range(-10, 16))
 # The added part decides if laws fit almost perfectly, where a factor would compare rounding errors.
 _NEARLY_AS_GOOD = 1.1, 0.001  # of left-out errors, as a factor and added; prefers the simpler law
@@ -67,10 +70,11 @@ class Convergence:
 
     law: Law  # the law that was fitted
     epochs_by: Line  # epochs over the law's own variable
-    gamma_by: Line | None  # for `Law.GAIN`, ``gamma`` over ``1 / sqrt(B)``
+    gamma_by: Line | None  # for `Law.GAIN`, ``gamma`` over ``1 / sqrt(B)``, if it was measured
     smallest: int  # smallest measured batch
     largest: int  # largest measured batch
     power: float = 1.0  # ``q``; 0 stands for the logarithm
+    left_out: float | None = None  # `left_out_error`; ``None`` with two batches
 
     def epochs(self, batch: float) -> Interval:
         """Return the epochs that training at a batch takes, with a 95 % interval for one run.
@@ -119,12 +123,22 @@ def fit(runs: Sequence[MeasuredTraining], law: Law) -> Convergence:
         return _known(law, runs, line(batches, epochs), None)
     if law is Law.POWER:
         return _by_power(runs, batches, epochs)
+    return _by_gain(runs, batches, epochs)
+
+
+def _by_gain(
+    runs: Sequence[MeasuredTraining], batches: Sequence[float], epochs: Sequence[float]
+) -> Convergence:
+    """Return epochs over ``gamma``, or over ``1 / sqrt(B)`` if it was not measured."""
     noisy = [run for run in runs if run.gamma is not None]
-    if len({run.batch for run in noisy}) < 2:
-        raise ValueError("the gain law needs runs at two batches with their gradient noise")
-    by_batch = line([1 / sqrt(run.batch) for run in noisy], [run.gamma or 0.0 for run in noisy])
-    # Epochs over the law's gamma, not the measured one: errors of gamma would flatten the line.
-    return _known(law, runs, line([by_batch.at(1 / sqrt(b)) for b in batches], epochs), by_batch)
+    roots = [1 / sqrt(batch) for batch in batches]
+    if len({run.batch for run in noisy}) > 1:
+        by_batch = line([1 / sqrt(run.batch) for run in noisy], [run.gamma or 0.0 for run in noisy])
+        # Epochs over the law's gamma, not the measured one: errors of gamma would flatten the line.
+        gammas = [by_batch.at(root) for root in roots]
+        if max(gammas) - min(gammas) > _SAME * max(gammas):
+            return _known(Law.GAIN, runs, line(gammas, epochs), by_batch)
+    return replace(_known(Law.GAIN, runs, line(roots, epochs), None), power=-0.5)
 
 
 def _by_power(
@@ -152,44 +166,58 @@ def _raised(batch: float, power: float) -> float:
 def fit_best(runs: Sequence[MeasuredTraining]) -> Convergence:
     """Return the law that predicts left-out batches best; `ValueError` with only one batch.
 
-    Each batch is left out in turn, with all its runs: O(batches * runs). With two batches nothing
-    can be left out, so no error shows which law is better. Then the gain law is used if the noise
-    of the gradients is known, as in Scavenger's partial search. Otherwise the noise law is used,
-    which needs no gradients. Among laws that predict almost equally well, the simplest is used. The
-    power law is tried with four batches or more.
+    Each batch is left out in turn, with all its runs: O(batches * runs). Among laws that predict
+    almost equally well, the simplest is used. The power law is tried with four batches or more.
+
+    With two batches nothing can be left out, and every law fits both. Then the direction decides.
+    If epochs fall as the batch grows, it is the gain law, as in Scavenger's partial search: there,
+    ``theta`` is above 0. If they rise, that law would need a ``theta`` below 0, and it is the noise
+    law. Of Scavenger's own ResNet18, from 384 and 1,024 samples, the gain law misses the batches
+    between by at most 3.9 %, the noise law by 8.7 %. Where epochs rise as ``B^0.75`` from 64 to
+    1,024 samples, as in `benchmarks/forecast.py`, the noise law misses 192 samples by 15 %, the
+    gain law by 117 %.
     """
     if len({run.batch for run in runs}) < 3:
-        noisy = {run.batch for run in runs if run.gamma is not None}
-        return fit(runs, Law.GAIN if len(noisy) > 1 else Law.NOISE)
+        return fit(runs, _law_of_two(runs))
     found = []
     for law in (Law.NOISE, Law.GAIN, Law.POWER):  # the simplest first
         try:
-            found.append((left_out_error(runs, law), fit(runs, law)))
-        # Laws for which the data are too few are skipped. The noise law needs the fewest.
+            found.append(replace(fit(runs, law), left_out=left_out_error(runs, law)))
+        # Laws for which the batches are too few are skipped. The noise law needs the fewest.
         except ValueError:
             if law is Law.NOISE:
                 raise
     times, more = _NEARLY_AS_GOOD
     # A law with more parameters wins by chance if only the least error counts.
-    enough = times * min(error for error, _ in found) + more
-    return next(convergence for error, convergence in found if error <= enough)
+    enough = times * min(one.left_out or 0.0 for one in found) + more
+    return next(one for one in found if (one.left_out or 0.0) <= enough)
+
+
+def _law_of_two(runs: Sequence[MeasuredTraining]) -> Law:
+    batches = [run.batch for run in runs]
+    small, large = (mean(_epochs_at(runs, end)) for end in (min(batches), max(batches)))
+    return Law.GAIN if large < small else Law.NOISE
+
+
+def _epochs_at(runs: Sequence[MeasuredTraining], batch: int) -> list[float]:
+    return [run.epochs for run in runs if run.batch == batch]
 
 
 def left_out_error(runs: Sequence[MeasuredTraining], law: Law) -> float:
     """Return the mean relative error of epochs at batches that the fit did not include.
 
-    0 with fewer than three batches, because nothing can be left out then.
+    Raises:
+        ValueError: there are fewer than three batches, so that nothing can be left out.
     """
     batches = sorted({run.batch for run in runs})
     if len(batches) < 3:
-        return 0.0
+        raise ValueError("every law fits two batches; train at a third one to compare laws")
     errors = []
     for out in batches:
         # All runs of a batch at once: a remaining run of the batch would reveal the answer.
         fitted = fit([run for run in runs if run.batch != out], law)
-        real = [run.epochs for run in runs if run.batch == out]
-        errors.append(abs(fitted.epochs(out).value / (sum(real) / len(real)) - 1.0))
-    return sum(errors) / len(errors)
+        errors.append(abs(fitted.epochs(out).value / mean(_epochs_at(runs, out)) - 1.0))
+    return mean(errors)
 
 
 def _known(

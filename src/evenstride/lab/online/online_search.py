@@ -47,6 +47,7 @@ from evenstride.planner.online_policy import (
     surest,
     whole_epochs,
 )
+from evenstride.planner.workload.epochs_to_target import epochs_of_runs
 
 _LOOK_S = 0.5  # between two reads of a trace
 _TELL_S = 30.0  # between two progress messages after the choice
@@ -85,6 +86,7 @@ class _Search:
     started_s: float = 0.0  # time of the first committed step since the latest start
     carried: float = 0.0  # samples trained before that start
     continued: bool = False
+    epochs_by: str = ""  # where the epochs at other batches come from
 
     def run(self) -> OnlineResult:
         at = self._begun()
@@ -198,6 +200,7 @@ class _Search:
             self.asked.usd_per_h,
             surest([one.noise for one in self.journal.probes]),
             len(set(self.asked.batches)) or 1,
+            epochs_of_runs(self.asked.trained) if self.asked.trained else None,
         )
         trained = dict(self.journal.trained)
         trained[at.choice.batch] = trained.get(at.choice.batch, 0.0) + at.samples
@@ -210,8 +213,11 @@ class _Search:
         before = [one for one in self.journal.probes if one is not probe]
         decision = decide(job, self.possible, [*before, probe], standing)
         self.foreseen = decision.foreseen  # the epochs follow from it
+        self.epochs_by = job.lasts.why
         self.journal.decide(decision.reason, self._epochs(at.choice))
         self.say(f"stays: {decision.reason}" if decision.to is None else f"next: {decision.reason}")
+        if decision.to is None and job.batches > 1:
+            self.say(self.epochs_by)
         return decision
 
     def _switch(self, at: OnlineTraining, to: Configuration) -> OnlineTraining | None:
@@ -312,7 +318,9 @@ class _Search:
             per_s = after.choice.batch / after.step_s
             cost = overhead(self.journal.search_s, samples, per_s, now_s - at.first_s)
         total_s = now_s - self.started_s
-        return OnlineResult(self.journal, self.foreseen, after, cost, total_s, self.continued)
+        return OnlineResult(
+            self.journal, self.foreseen, after, cost, total_s, self.continued, self.epochs_by
+        )
 
 
 def _phase(number: int, choice: Configuration) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from evenstride.core.convergence.batch_laws import MeasuredTraining
 from evenstride.errors import ConfigError
 from evenstride.lab.processes.speeds import Speeds
 from evenstride.planner.online_forecast import Configuration, OnlineForecast, Probe
@@ -36,10 +37,12 @@ class OnlineRequest:
     probe_steps: int = 40  # steps of each worker in the measurement of a configuration
     # Whether training starts from the newest checkpoint in the script's own folder.
     restore: bool = False
+    # Earlier trainings that reached the target, at two batches or more; may be empty.
+    trained: tuple[MeasuredTraining, ...] = ()
 
     def to_plain(self) -> dict[str, Any]:
         """Return the settings that must be equal to continue this search, as JSON types."""
-        return {
+        plain = {
             "script": list(self.command),
             "workers": sorted(set(self.workers)),
             "batches": sorted(set(self.batches)),
@@ -49,6 +52,9 @@ class OnlineRequest:
             "speeds": list(self.speeds),
             "restore": self.restore,
         }
+        # Left out if empty, so that a search without it continues from folders of earlier versions.
+        trained = [[one.batch, one.epochs] for one in self.trained]
+        return {**plain, "trained": trained} if trained else plain
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +182,7 @@ class OnlineResult:
     overhead: Overhead | None
     total_s: float  # seconds of training since the latest start, from its first step
     continued: bool = False  # whether the search was interrupted and continued
+    epochs_by: str = ""  # where the epochs at other batches come from; empty before a decision
 
 
 def opened(folder: Path, asked: dict[str, Any]) -> SearchJournal:
@@ -192,7 +199,7 @@ def opened(folder: Path, asked: dict[str, Any]) -> SearchJournal:
             f"cannot read {file} ({error}); give another --folder to start a new search"
         ) from None
     before = plain.get("asked", {})
-    changed = sorted(name for name in asked if asked[name] != before.get(name))
+    changed = sorted(name for name in {*asked, *before} if asked.get(name) != before.get(name))
     raise ConfigError(
         f"{folder} belongs to a search with other {', '.join(changed) or 'settings'}; use the "
         "same settings to continue it, or give another --folder to start a new search"

@@ -8,7 +8,12 @@ from math import exp, hypot, inf, log, sqrt
 from statistics import mean, stdev
 from typing import Protocol
 
-from evenstride.core.convergence.batch_laws import Convergence, MeasuredTraining, fit_best
+from evenstride.core.convergence.batch_laws import (
+    Convergence,
+    Law,
+    MeasuredTraining,
+    fit_best,
+)
 from evenstride.core.convergence.regression import t975
 from evenstride.core.gradients.noise_scale import Z95, Interval
 from evenstride.errors import ConfigError
@@ -18,6 +23,11 @@ _ASSUMED = 1.25  # assumed deviation of one run from a law that fits all runs ex
 # Relative deviation between runs, even if a few happen to agree; assumed.
 _LEAST_SCATTER = 0.05
 _MANY = 10**6  # degrees of freedom of assumed values
+_LAWS = {
+    Law.GAIN: "Scavenger's law (gain)",
+    Law.NOISE: "the law of large batches (noise)",
+    Law.POWER: "a power of the batch",
+}
 
 
 class Epochs(Protocol):
@@ -40,11 +50,20 @@ class MeasuredEpochs:
 
     @property
     def why(self) -> str:
-        law = f"the {self.convergence.law} law"
-        why = f"the epochs follow {law}, fitted to runs at {self.batches} batches"
+        law = _LAWS[self.convergence.law]
+        why = f"the epochs follow {law}, fitted to runs at {self.batches} batches{self._evidence}"
         if self._scatter_known:
             return why
         return f"{why}; with so few runs, the plan assumes that they vary by 25 %"
+
+    @property
+    def _evidence(self) -> str:
+        """What the law was chosen by."""
+        error = self.convergence.left_out
+        if error is not None:
+            return f"; it predicts each batch from the others with a mean error of {error:.1%}"
+        fall = self.convergence.law is Law.GAIN
+        return f", because they {'fall' if fall else 'do not fall'} as the batch grows"
 
     @property
     def _scatter_known(self) -> bool:
@@ -82,7 +101,7 @@ class ByNoise:
         return (
             f"training takes {self.epochs:g} epochs{_ends(self.within)} at a batch of {self.base}; "
             "at other batches, they follow from the gradient's noise scale of "
-            f"{self.noise.scale:.0f} samples"
+            f"{self.noise.scale:.0f} samples by the law of large batches"
         )
 
     def at(self, batch: int) -> Interval | None:
@@ -116,6 +135,11 @@ class KnownEpochs:
         return (self.within or exactly) if batch == self.batch else None
 
 
+def epochs_of_runs(runs: Sequence[MeasuredTraining]) -> MeasuredEpochs:
+    """Return the epochs by the law that fits some runs; `ValueError` with only one batch."""
+    return MeasuredEpochs(fit_best(runs), len({run.batch for run in runs}))
+
+
 def epochs_of(profile: WorkloadProfile, epochs: float | None) -> Epochs:
     """Return the epochs of a workload."""
     if epochs is not None:
@@ -131,7 +155,7 @@ def epochs_of(profile: WorkloadProfile, epochs: float | None) -> Epochs:
             "or profiles of runs that did"
         )
     if len(batches) > 1:
-        return MeasuredEpochs(fit_best(runs), len(batches))
+        return epochs_of_runs(runs)
     only, within = runs[0].batch, _next([run.epochs for run in runs])
     if profile.noise:
         return ByNoise(within.value, only, profile.noise, within)

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from evenstride.cli import plan_online
+from evenstride.cli.plan_request import TrainingLength
+from evenstride.core.convergence.batch_laws import MeasuredTraining
+from evenstride.planner.workload.target_runs import LOSS
 from tests.messages import check_message
 from tests.unit.cli.conftest import Shell
 
 GOOD = ("--workers", "1,2", "--epochs", "3")
+TRAINED = ("--workers", "1,2", "--trained", "64:30", "--trained", "256:20")
 
 
 @pytest.fixture(autouse=True)
@@ -39,6 +45,11 @@ def nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
         ((*GOOD, "--speeds", "1,1.5"), ("1.5",)),
         (("--epochs", "3", "--speeds", "1,1,1"), ()),
         (("--workers", "4", "--epochs", "3", "--batches", "2"), ("4 workers",)),
+        ((*GOOD, "--trained", "64:30", "--trained", "256:20"), ("--epochs", "--trained")),
+        ((*TRAINED, "--batches", "64,1024"), ("1024", "from 64 to 256")),
+        (TRAINED, ("--batches", "from 64 to 256")),
+        (("--workers", "1", "--trained", "64:30", "--batches", "64"), ("--epochs", "64")),
+        (("--workers", "1", "--trained", "64", "--batches", "64"), ("'64'",)),
         ((*GOOD, "--deadline", "6h"), ("--deadline",)),
         ((*GOOD, "--spot"), ("--spot",)),
     ],
@@ -80,3 +91,25 @@ def test_options_of_a_search_are_refused_without_online(shell: Shell) -> None:
     text = shell("plan", "profile.json", "--workers", "1,2").refusal()
 
     assert "--workers needs --online" in text
+
+
+def test_earlier_trainings_show_the_epochs_at_the_smallest_batch() -> None:
+    request = plan_online.request_of(
+        ("train.py",),
+        workers="1,2",
+        batches="128,256",
+        length=TrainingLength(None, ("64:30", "1024:12"), None, LOSS),
+        objective=None,
+        usd_per_h=1.0,
+        speeds=None,
+        folder=None,
+        probe_steps=40,
+        restore=False,
+    )
+
+    assert request.trained == (MeasuredTraining(64, 30.0), MeasuredTraining(1024, 12.0))
+    # By Scavenger's law, a line in 1 / sqrt(B), because epochs fall.
+    assert request.epochs == pytest.approx(12 + 18 * (128**-0.5 - 1 / 32) / (1 / 8 - 1 / 32))
+    # A search with other trainings cannot continue this one; one without does not mention them.
+    assert request.to_plain()["trained"] == [[64, 30.0], [1024, 12.0]]
+    assert "trained" not in replace(request, trained=()).to_plain()

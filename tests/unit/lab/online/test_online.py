@@ -132,6 +132,8 @@ def test_a_folder_of_another_search_is_refused(tmp_path: Path) -> None:
 
     with raises_message(ConfigError):
         opened(tmp_path, {**ASKED, "workers": [1], "epochs": 4.0})
+    with raises_message(ConfigError, "trained"):
+        opened(tmp_path, {**ASKED, "trained": [[8, 3.0], [16, 2.0]]})
     (tmp_path / NAME).write_text('{"format": 1, "asked": {}')
     with raises_message(ConfigError):
         opened(tmp_path, ASKED)

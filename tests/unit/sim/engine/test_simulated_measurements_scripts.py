@@ -7,8 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from benchmarks import fidelity, predictors, unseen
+from benchmarks import claims, fidelity, predictors, suite, unseen
 
+from evenstride.cli.arguments import split_policies
 from evenstride.core.fleet import FloatArray
 from evenstride.sim.scenario.scenario_model import WorkerGroup
 from tests.messages import check_message
@@ -100,6 +101,20 @@ def test_invalid_comparisons_in_unseen_scenarios_are_refused(
 ) -> None:
     assert unseen.main(arguments) == 2
     assert complaint in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("benchmark", ["unseen", "suite", "claims"])
+def test_the_window_of_the_authors_of_dynamic_batching_is_among_the_published(
+    benchmark: str,
+) -> None:
+    """Their code waits 10 steps between changes, the policy's default 1."""
+    policies = {
+        "unseen": split_policies(unseen.OTHERS, "--policies"),
+        "suite": suite.default_policies(),
+        "claims": claims.MIXES["h10"],
+    }[benchmark]
+
+    assert {"dynamic-batching", "dynamic-batching:window=10"} <= set(policies)
 
 
 def test_a_number_makes_the_same_unseen_scenario_always_and_another_one_another() -> None:

@@ -19,7 +19,7 @@ from evenstride.sim.scenario.recordings import load_recording
 from evenstride.sim.scenario.scenario_file import changed, load_scenario
 from evenstride.sim.scenario.scenario_model import Scenario
 from evenstride.sim.scenario.timeline import Timeline
-from evenstride.sim.scoring.suite import ScoreRow
+from evenstride.sim.scoring.suite import ScoredScenario, ScoreRow
 from tests.messages import check_message, raises_message
 
 PATHS = sorted(suite.SCENARIOS.glob("*.yaml"))
@@ -121,6 +121,18 @@ def test_p100_and_xeon_are_as_fast_and_declare_as_much_as_the_paper_splits() -> 
     assert declared[1] is not None
     assert declared[0] / (declared[0] + declared[1]) == pytest.approx(0.813, abs=0.001)
     assert linear_bound(speeds) == pytest.approx(2.67, abs=0.005)
+
+
+@pytest.mark.parametrize("name", ["t4-p4-1024", "t4-p4-2048"])
+def test_t4_and_p4_declare_half_precision_as_the_paper_splits_by(name: str) -> None:
+    declared = [worker.flops_per_s or 0.0 for worker in Cluster(scenario(name), 0).workers]
+    speeds = usual_speeds(name)
+
+    assert declared == [65e12, 65e12, 5.5e12, 5.5e12]
+    assert linear_bound(np.array(declared)) == pytest.approx(6.4, abs=0.05)
+    assert linear_bound(speeds) == pytest.approx(1.5)  # as assumed
+    static = ScoredScenario.of(shortened(scenario(name), 50), 0).run("static")[0]
+    assert 1.0 < static.speedup < 1.15, "FLOP/s mislead the static split"
 
 
 def test_lbb_gpus_take_the_times_of_the_paper_and_are_best_split_as_it_says() -> None:
