@@ -8,7 +8,8 @@ are loaded in the training process and with two loader processes. The benchmark 
 * own time: Time of evenstride's code on the training thread, plus processor time of its threads,
   per step. As a ratio, it is divided by the time of a plain step of ``Linear(1, 1)`` (forward,
   backward, SGD), which runs on the same thread between the steps. The budget is 0.5 in rounds in
-  which the split stayed, and 1.0 in those in which it moved; the higher of both ranks counts.
+  which the split stayed, and 1.0 in those in which it moved; the higher of both ranks counts. The
+  part on the training thread is given, too: the rest are exchanges, whose number varies.
   Blocks without and with a trace alternate. The processor time of writing the trace is also
   measured directly, because the noise of the two own times is larger.
 * wall clock: Ratio of neighbouring blocks of evenstride and plain DDP in random order, with a 95 %
@@ -64,6 +65,7 @@ class Result:
     traced_s: float
     trace_s: float
     own_ratio: dict[str, float | None]  # of own time to ``tiny_s``, by kind of round
+    training_ratio: dict[str, float | None]  # the same without evenstride's threads
     rounds: dict[str, int]
     within_budget: bool
     ratio: float
@@ -202,12 +204,14 @@ def measure(
     for arm in arms.values():
         arm.block(3 * steps)
     ours, times = arms["evenstride"], dict[str, list[float]]((name, []) for name in arms)
-    own, tiny_s = dict[str, list[float]]((name, []) for name in OURS), list[float]()
+    own = dict[str, list[float]]((name, []) for name in (*OURS, "threads"))
+    tiny_s = list[float]()
     moved, shuffler = list[bool](), random.Random(0)
     for _ in range(round(seconds / (len(arms) * BLOCK_S))):
         order = list(arms)
         shuffler.shuffle(order)
         before_s = {name: own_time(arms[name]) for name in OURS}
+        threads_s = threads_time(ours)
         changes = ours.changes
         ours.tiny.taken_s.clear()
         for name in order:
@@ -215,6 +219,7 @@ def measure(
         # Over the whole round, because control threads also work between blocks of their arm.
         for name in OURS:
             own[name].append((own_time(arms[name]) - before_s[name]) / steps)
+        own["threads"].append((threads_time(ours) - threads_s) / steps)
         tiny_s.append(mean(ours.tiny.taken_s))
         moved.append(ours.changes > changes)
     traced = arms["traced"].stride
@@ -232,6 +237,12 @@ def own_time(arm: Arm) -> float:
     return summary.overhead_s * summary.step
 
 
+def threads_time(arm: Arm) -> float:
+    """Return the part of an arm's own time that its threads took, in seconds."""
+    assert arm.stride is not None
+    return arm.stride._session.ties.link.cpu_s
+
+
 def interval(ratios: list[float]) -> tuple[float, float]:
     """Return the 95 % bootstrap interval of the median."""
     dice = random.Random(0)
@@ -239,13 +250,22 @@ def interval(ratios: list[float]) -> tuple[float, float]:
     return medians[100], medians[-100]
 
 
-def own_ratios(ranks: list[dict[str, Any]]) -> dict[str, list[float]]:
+def own_ratios(ranks: list[dict[str, Any]], *, threads: bool = True) -> dict[str, list[float]]:
     """Return own time in tiny steps of each round, of the rank that has more, by kind of round."""
     found: dict[str, list[float]] = {kind: [] for kind in BUDGETS}
     for number, moved in enumerate(ranks[0]["moved"]):
-        of_ranks = [mine["own"]["evenstride"][number] / mine["tiny"][number] for mine in ranks]
+        of_ranks = [
+            (mine["own"]["evenstride"][number] - (0 if threads else mine["own"]["threads"][number]))
+            / mine["tiny"][number]
+            for mine in ranks
+        ]
         found["moving" if moved else "settled"].append(max(of_ranks))
     return found
+
+
+def medians(found: dict[str, list[float]]) -> dict[str, float | None]:
+    """Return the median of each kind of round; ``None`` without any."""
+    return {kind: median(ratios) if ratios else None for kind, ratios in found.items()}
 
 
 def judge(model: str, num_workers: int, ranks: list[dict[str, Any]]) -> Result:
@@ -255,7 +275,7 @@ def judge(model: str, num_workers: int, ranks: list[dict[str, Any]]) -> Result:
     controls = [b / a for a, b in zip(times["plain"], times["again"], strict=True)]
     low, high = interval(ratios)
     own_s, traced_s = (max(mean(mine["own"][name]) for mine in ranks) for name in OURS)
-    own_ratio = {kind: median(found) if found else None for kind, found in rounds.items()}
+    own_ratio = medians(rounds)
     met = high - median(controls) < 0.01
     return Result(
         model=model,
@@ -266,6 +286,7 @@ def judge(model: str, num_workers: int, ranks: list[dict[str, Any]]) -> Result:
         traced_s=traced_s,
         trace_s=ranks[0]["trace_s"],
         own_ratio=own_ratio,
+        training_ratio=medians(own_ratios(ranks, threads=False)),
         rounds={kind: len(found) for kind, found in rounds.items()},
         within_budget=all(
             ratio is None or ratio <= BUDGETS[kind] for kind, ratio in own_ratio.items()
@@ -288,6 +309,8 @@ def report(result: Result) -> None:
         of = f"of a plain step of Linear(1, 1), at most {BUDGETS[kind]}"
         said = "not seen" if ratio is None else f"{ratio:.2f} {of}"
         print(f"own time   {kind}: {said} ({result.rounds[kind]} rounds)")
+        if (training := result.training_ratio[kind]) is not None:
+            print(f"           of which {training:.2f} on the training thread")
     print(f"           {result.own_s * 1e3:.3f} ms, budget {kept}")
     print(
         f"with trace {result.traced_s * 1e3:.3f} ms, of which rank 0 writes "

@@ -30,9 +30,11 @@ from evenstride.runtime.loading.micro_batch_limits import MicroBatchLimits
 from evenstride.runtime.loading.position import EpochOrder
 from evenstride.runtime.loading.seeding import Keys, WindowKey, item_seeds
 
-# Steps planned at once: enough for the code to run warm, few enough to discard. After plans were
-# discarded it is the first number, and twice as many each time, because splits may move again soon.
+# Fewest and most steps planned at once: enough for the code to run warm, few enough to discard.
 _AHEAD = 8, 64
+# Samples planned at once after plans were discarded, because splits may move again soon; then twice
+# as many each time. Planning this many takes about twice as long as planning one.
+_SAMPLES = 1024
 
 
 class _Planned(NamedTuple):
@@ -148,7 +150,8 @@ class StepSampler:
         shares = self._kept(self._gate.draw(self._step))
         # Identity suffices: the schedule returns the same tuple until a decision.
         if self._plan[0].shares is not shares:
-            self._ahead = _AHEAD[0]
+            least, most = _AHEAD
+            self._ahead = min(max(least, _SAMPLES // max(shares[self._rank], 1)), most)
             self._plan_ahead(shares)
         planned = self._plan.popleft()
         self._drawn.extend(zip(planned.draws, planned.batches, strict=True))

@@ -17,7 +17,6 @@ caches. Python then runs several times slower than usual, so the code makes few 
 from __future__ import annotations
 
 import time
-from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -46,23 +45,6 @@ class StepQueue(Protocol):
     def append(self, record: StepRecord, /) -> None: ...
 
 
-class RunningMedian:
-    def __init__(self, size: int) -> None:
-        self._latest: deque[float] = deque()
-        self._ordered: list[float] = []
-        self._size = size
-
-    def add(self, value: float) -> None:
-        if len(self._latest) == self._size:
-            del self._ordered[bisect_left(self._ordered, self._latest.popleft())]
-        self._latest.append(value)
-        insort(self._ordered, value)
-
-    def median(self, default: float) -> float:
-        """Return the middle value (the upper one of an even count); the default without values."""
-        return self._ordered[len(self._ordered) // 2] if self._ordered else default
-
-
 class StepTimer:
     """Turns marks into step records. All calls come from the training thread."""
 
@@ -77,7 +59,7 @@ class StepTimer:
         # Waiting during a fetch belongs to the step whose batch is being fetched.
         self._early_wait_s = self._early_control_s = 0.0
         self._mark_s = self._excluded_s = self._wait_began_s = 0.0
-        self._between = RunningMedian(_BETWEEN_STEPS)
+        self._between: deque[float] = deque(maxlen=_BETWEEN_STEPS)
 
     def report_to(self, finished: StepQueue) -> None:
         self.finished = finished
@@ -226,9 +208,10 @@ class StepTimer:
     ) -> None:
         # Steps that are not modelled must not change the median.
         if modelled:
-            self._between.add(between_s)
+            self._between.append(between_s)
         # The median belongs to every step; the excess over it is outside training.
-        usual_s = self._between.median(between_s)
+        ordered_s = sorted(self._between) or [between_s]
+        usual_s = ordered_s[len(ordered_s) // 2]
         outside_s = between_s - usual_s if between_s > usual_s else 0.0
         busy_s = worked_s + usual_s
         self.finished.append(
