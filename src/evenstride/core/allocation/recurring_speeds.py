@@ -13,8 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from evenstride.core.allocation.integer_splits import equal_finish
+from evenstride.core.allocation.speedup import equal_split
 from evenstride.core.arrays import FloatArray, IntArray, Mask
-from evenstride.core.fleet import Fleet
+from evenstride.core.fleet import Fleet, as_array
 from evenstride.core.time_model.estimates import CurveEstimates, Estimate, TimeModel
 
 _FEWEST = 16  # steps to look at
@@ -26,10 +27,11 @@ _APART_STD, _APART = 5.0, 0.12
 _OFTEN = 0.19
 # A speed that lasts longer than this many times the longest earlier one has come to stay.
 _LASTING, _LASTING_STEPS = 1.5, 3
-# Workers to look at: those with the most changes and spikes, at least so many. And other fixed
-# times to try, as parts of the time of the samples; the present one is taken if its scatter, times
-# this, is the least.
-_MOST, _TURNS = 16, 0.5
+# Workers to look at: those with the most changes and spikes, at least so many, or with a noise of
+# this variance.
+_MOST, _TURNS, _NOISY = 16, 0.5, 0.01
+# Fixed times to try, as parts of the time of the samples. The usual one of the fleet is taken if
+# its scatter, times this, is the least.
 _OFFSETS, _PREFERRED = (0.0, 0.1, 0.25, 0.5, 1.0, 2.0), 0.7
 # A speed recurs if it has changed this many times.
 _FEWEST_TURNS = 3
@@ -58,7 +60,10 @@ class RecurringSpeeds:
 
     parts: FloatArray  # ``(n, W)``, without noise; 1 for workers with one speed
     slow: Mask  # ``(n, m)``, where each of the ``m`` workers with two speeds had the lower one
-    model: TimeModel  # the curves, at the higher of two speeds
+    model: TimeModel  # the curves, at the higher of two speeds.
+    # By how much longer than these the latest steps took, and by how much noise alone explains.
+    longer: float
+    by_noise: float
 
     @classmethod
     def of(cls, pooled: Estimate, latest: Estimate) -> RecurringSpeeds | None:
@@ -72,13 +77,14 @@ class RecurringSpeeds:
         if len(recent.share) < _FEWEST:
             return None
         often = changes.turns + changes.spikes / (1.0 + _OFTEN * changes.steps)
+        # Two speeds from the first step on are estimated as noise.
+        often = often + _TURNS * latest.noise / _NOISY
         some = np.argsort(-often, kind="stable")[:_MOST]
         some = some[often[some] > _TURNS]
         if not len(some):
             return None
-        found = _TwoSpeeds.of(
-            recent.share[:, some].T, recent.time_s[:, some].T, latest.now.of(some)
-        )
+        times = recent.share[:, some].T, recent.time_s[:, some].T
+        found = _TwoSpeeds.of(*times, latest.now.of(some), _fixed_part(recent.share, latest.now))
         again = np.flatnonzero([_returns(states) for states in found.slow])
         if not len(again):
             return None
@@ -88,7 +94,12 @@ class RecurringSpeeds:
         fixed[some], slope[some] = found.curves
         parts = np.ones(recent.share.shape)
         parts[:, some] = np.where(found.slow.T, found.ratio, 1.0)
-        return cls(parts, found.slow.T, TimeModel.affine(fixed, slope))
+        model, lately = TimeModel.affine(fixed, slope), slice(-_FEWEST, None)
+        expected_s = (model.at(np.maximum(recent.share[lately], 1)) * parts[lately]).max(axis=1)
+        longer = float(recent.time_s[lately].max(axis=1).sum() / expected_s.sum())
+        noise = np.sort(latest.noise)[len(latest.noise) // 4]
+        by_noise = 1.0 + math.sqrt(2.0 * math.log(len(latest.noise)) * noise)
+        return cls(parts, found.slow.T, model, longer, by_noise)
 
     def next_split(
         self, fleet: Fleet, now: IntArray, lag: int, apart: int
@@ -98,25 +109,28 @@ class RecurringSpeeds:
         ``now`` are the shares in force, ``lag`` the steps until a decision takes effect, ``apart``
         those between two decisions.
         """
-        delay, half = lag + apart // 2, len(self.parts) // 2
-        if half < _FEWEST + delay:
-            return None
         batch, parts = fleet.global_batch, self.parts
-        # A slow time counts when the next one is slow, too.
-        known = np.minimum(parts[1:], parts[:-1])
-        followed_s = self._with_delay_s(known, parts[1:], batch, delay)
         one = self._finishing(_balanced(parts, self.model), fleet, now)
         one_s, now_s = self.mean_s(one, parts), self.mean_s(now, parts)
+        delay, half = lag + apart // 2, len(parts) // 2
+        # Spells that are much shorter than a delay have passed after a shorter one, too.
+        delay = min(delay, max(half - _FEWEST, 2 * self._longest_spell()))
+        # A slow time counts when the next one is slow, too.
+        known = np.minimum(parts[1:], parts[:-1])
+        enough = half >= _FEWEST + delay
+        followed_s = self._with_delay_s(known, parts[1:], batch, delay) if enough else np.inf
         period = self._period(lag) if apart == 1 else None
-        if period is not None:
-            again_s = self._with_delay_s(parts, parts, batch, period)
-            if again_s < (1.0 - _MUCH_BETTER) * min(one_s, followed_s):
+        if period is not None and (at := len(parts) + lag - 1 - period[1]) >= period[0]:
+            again_s = self._with_delay_s(parts, parts, batch, period[0])
+            better = again_s < (1.0 - _MUCH_BETTER) * min(one_s, followed_s)
+            if better and not self._harms(again_s, fleet):
                 # A spike does not come back after another period.
-                at = len(parts) + lag - 1 - period
-                row = np.minimum(parts[at], parts[at - period])[np.newaxis]
+                row = np.minimum(parts[at], parts[at - period[0]])[np.newaxis]
                 soon = self._finishing(row[0], fleet, now)
                 gain = 1.0 - self.mean_s(soon, row) / self.mean_s(now, row)
-                return RecurringSplit(soon, f"every {period} steps", gain)
+                return RecurringSplit(soon, f"every {period[0]} steps", gain)
+        if not enough or self._harms(one_s, fleet):
+            return None
         # Part of a period more or less must not end the split that is in force.
         lead = 0.0 if (np.abs(now - one) <= 1 + _SLACK * now).all() else _MUCH_BETTER
         if one_s > (1.0 - lead) * followed_s:
@@ -130,20 +144,33 @@ class RecurringSpeeds:
                     return None
         return RecurringSplit(one, "faster than decisions take effect", 1.0 - one_s / now_s)
 
+    def _longest_spell(self) -> int:
+        """Return the most steps in a row in which a worker that changes had one speed."""
+        turns = np.vstack([self.slow[1:] != self.slow[:-1], np.ones(self.slow.shape[1], bool)])
+        return max(int(np.diff(np.flatnonzero(each), prepend=-1).max()) for each in turns.T)
+
+    def _harms(self, step_s: float, fleet: Fleet) -> bool:
+        """Return whether equal shares may be better than a split of this mean step.
+
+        No measured split is compared with another here, because each has met other speeds.
+        """
+        equal_s = self.mean_s(as_array(equal_split(fleet)), self.parts)
+        return step_s * self.longer > equal_s * self.by_noise
+
     def _finishing(self, parts: FloatArray, fleet: Fleet, near: IntArray) -> IntArray:
         """Return the split with which all finish together if times are multiplied by some parts."""
         model = TimeModel.affine(self.model.fixed_s * parts, self.model.per_sample_s * parts)
         bounds = fleet.lower, fleet.upper, fleet.global_batch
         return equal_finish(model, *bounds, quantum=fleet.quanta, near=near)
 
-    def _period(self, lag: int) -> int | None:
-        """Return after how many steps, at least ``lag``, the same workers are slow again."""
+    def _period(self, lag: int) -> tuple[int, int] | None:
+        """Return after how many steps the same workers are slow again, and ``lag`` or more."""
         states = self.slow @ _WEIGHTS[: self.slow.shape[1]]
         steps = len(states)
-        if steps < lag + _CONFIRMED:
+        if steps <= _CONFIRMED:
             return None
         # Where the latest steps occurred before; the last place is where they are now.
-        earlier = np.lib.stride_tricks.sliding_window_view(states, _CONFIRMED)[:-lag]
+        earlier = np.lib.stride_tricks.sliding_window_view(states, _CONFIRMED)[:-1]
         alike = np.flatnonzero(_alike(earlier, states[-_CONFIRMED:], 0))
         for period in (steps - _CONFIRMED - alike[::-1]).tolist():
             # Two more periods must confirm it: what is alike twice may be chance.
@@ -151,16 +178,17 @@ class RecurringSpeeds:
             if period + count > steps:
                 return None
             before, now = states[-count - period : -period], states[-count:]
-            # Long spells also repeat after a few steps. The changes must repeat, so a period has to
-            # predict better than the latest speeds do.
+            # Long spells also repeat after a few steps. The changes must repeat, so half a period
+            # has to predict worse.
             missed = np.count_nonzero(before != now)
-            changed = np.count_nonzero(states[-count - lag : len(states) - lag] != now)
+            half = max(period // 2, 1)
+            changed = np.count_nonzero(states[-count - half : -half] != now)
             if (
                 2 * missed < changed
                 and before[-1] == now[-1]
                 and _alike(before, now, _FEWEST_TURNS)
             ):
-                return int(period)
+                return period, -(-lag // period) * period
         return None
 
     def mean_s(self, shares: IntArray, parts: FloatArray) -> float:
@@ -233,7 +261,9 @@ class _TwoSpeeds:
         return _TwoSpeeds(self.slow[places], self.ratio[places], self.curves[:, places])
 
     @classmethod
-    def of(cls, share: FloatArray, time_s: FloatArray, now: CurveEstimates) -> _TwoSpeeds:
+    def of(
+        cls, share: FloatArray, time_s: FloatArray, now: CurveEstimates, fixed_part: float
+    ) -> _TwoSpeeds:
         """Find them in the shares and times of ``n`` steps, ``(k, n)`` both; a share of 0 is none.
 
         Estimates that follow such a worker also bend its curve. So the one with the least scatter
@@ -243,7 +273,7 @@ class _TwoSpeeds:
             The threshold with the largest variance between both parts is that of Otsu, "A threshold
             selection method from gray-level histograms" (IEEE SMC 1979).
         """
-        offsets, logs = _by_shape(share, time_s, now)
+        offsets, logs = _by_shape(share, time_s, now, fixed_part)
         steps, each = logs.shape[2], np.arange(len(share))
         ordered = np.sort(logs, axis=2)
         least = math.ceil(_OFTEN * steps)
@@ -276,19 +306,27 @@ class _TwoSpeeds:
         return cls(slow, np.exp(apart), np.stack([offsets[which, each] * slope, slope]))
 
 
+def _fixed_part(share: FloatArray, now: CurveEstimates) -> float:
+    """Return the usual fixed time in a fleet, as a part of the time of the samples."""
+    # A filter may hold a fixed time below 0, or no time per sample.
+    samples_s = np.maximum(now.per_sample_s * share.mean(axis=0), 1e-12)
+    parts = np.sort(np.maximum(now.fixed_s, 0.0) / samples_s)
+    return float(min(parts[(len(parts) - 1) // 2], _OFFSETS[-1]))
+
+
 def _by_shape(
-    share: FloatArray, time_s: FloatArray, now: CurveEstimates
+    share: FloatArray, time_s: FloatArray, now: CurveEstimates, fixed_part: float
 ) -> tuple[FloatArray, FloatArray]:
     """Return the logarithms of times relative to some shapes of the curve, ``(shapes, k, n)``.
 
     The shapes come first: the fixed time of each in samples, ``(shapes, k)``. The first is the
-    present one.
+    usual one of the fleet.
     """
     known = share > 0
     usual = np.maximum(share.sum(axis=1) / np.maximum(known.sum(axis=1), 1), 1.0)
-    # A filter may hold a fixed time below 0, or no time per sample.
-    present = np.maximum(now.fixed_s, 0.0) / np.maximum(now.per_sample_s, 1e-12)
-    offsets = np.vstack([present, np.outer(_OFFSETS, usual)])
+    # A worker's own shape is not used: a split that follows two speeds well gives each its own
+    # share. Then every shape fits, and a filter learns that more samples take no longer.
+    offsets = np.outer((fixed_part, *_OFFSETS), usual)
     at = np.where(known, share, usual[:, np.newaxis])
     logs = np.log(np.maximum(np.where(known, time_s, now.time_s(at.T).T), 1e-12))
     return offsets, logs - np.log(offsets[:, :, np.newaxis] + at)

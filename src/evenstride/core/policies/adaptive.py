@@ -102,32 +102,38 @@ class Adaptive:
             reason = f"no step of worker {unknown} has been measured yet"
             return state, Keep(reason, settled=False)
         state = state.after(situation)
-        if state.explained:
-            supervisor, measured = state.supervisor, None
-        else:
+        now = as_array(situation.shares)
+        # A worker with a share of 0 runs one sample.
+        at = np.maximum(now, 1) if self.allow_idle else now
+        kinds = Kinds.of(estimate, at, state.kinds)
+        outlook = StepForecast(pooled(estimate, at, kinds), fleet, self.noise_margin).daring(now)
+        unclear = estimate.seen.unclear
+        recurring = None
+        if not unclear.any() and not state.idle.away:
+            recurring = _for_recurring(outlook, situation, self.min_gain)
+        state = replace(state, kinds=kinds, recurs=recurring is not None)
+        if recurring is not None:
+            return state, recurring
+        supervisor, measured = state.supervisor, None
+        if not state.explained:
             supervisor, measured = state.supervisor.judged(situation)
         state = replace(state, supervisor=supervisor)
         if measured is not None:
             return state, measured
-        now = as_array(situation.shares)
-        if (unclear := estimate.seen.unclear).any():
+        if unclear.any():
             some = fleet.workers[int(unclear.argmax())].name
             reason = (
                 f"worker {some} is slow with more samples: its next step shows whether it stays"
             )
             return state, Keep(reason, settled=False)
-        # A worker with a share of 0 runs one sample.
-        at = np.maximum(now, 1) if self.allow_idle else now
-        kinds = Kinds.of(estimate, at, state.kinds)
-        outlook = StepForecast(pooled(estimate, at, kinds), fleet, self.noise_margin).daring(now)
 
         def usual(outlook: StepForecast) -> Decision:
             return self._compare(outlook, situation, supervisor)
 
         if not self.allow_idle:
-            return replace(state, kinds=kinds), usual(outlook)
+            return state, usual(outlook)
         idle, decision = weigh(state.idle, situation, outlook, self.min_gain, usual)
-        return replace(state, kinds=kinds, idle=idle), decision
+        return replace(state, idle=idle), decision
 
     def _good_enough(
         self, outlook: StepForecast, now: IntArray, now_s: float, gain_s: float, *, rests: bool
@@ -149,9 +155,6 @@ class Adaptive:
         self, outlook: StepForecast, situation: Situation, supervisor: Supervisor
     ) -> Decision:
         fleet, estimate, now = situation.fleet, outlook.estimate, as_array(situation.shares)
-        recurring = _for_recurring(outlook, situation, self.min_gain)
-        if recurring is not None:
-            return recurring
         now_s = outlook.step_s(now)
         step_s = now_s + situation.communication_s
         rests = supervisor.rests(situation)
@@ -319,10 +322,18 @@ class AdaptiveState:
     # Whether the curves have explained since why another split took longer. Until the split that
     # they led to has been measured, the steps before it say nothing about it.
     explained: bool = False
+    # Whether the split is made for speeds that recur. Each split meets other speeds then, so that
+    # measured steps of two of them say nothing about which one is better.
+    recurs: bool = False
 
     def after(self, situation: Situation) -> AdaptiveState:
         # A worker that is left out or on trial makes steps longer on purpose.
-        supervisor = Supervisor() if self.idle.away else self.supervisor.after(situation)
+        if self.idle.away:
+            supervisor = Supervisor()
+        elif self.recurs:
+            supervisor = self.supervisor.aside()
+        else:
+            supervisor = self.supervisor.after(situation)
         discoveries = situation.estimate.seen.discoveries
         new = discoveries != self.discoveries
         explained = new or (self.explained and not len(situation.in_force))

@@ -49,6 +49,7 @@ _PASSING, _PATIENCE = 0.99, 4.0
 _LASTS, _UNMEASURED = 64, 8
 # Steps that a trial takes, and the part by which each may be longer at most.
 _TRIAL_STEPS, _MOST_RISK = 8, 0.5
+_FEW = 5  # fewer steps than these have no mean.
 _LEFT = 6  # number of earlier splits that are remembered
 # Steps of the equal split that a run may lose before the bound on the regret applies, and the part
 # of the run that an earlier gain makes up for.
@@ -122,18 +123,29 @@ class Tried:
     logs: tuple[float, ...]
     busy_s: FloatArray  # times of its latest few steps, ``(n, W)``.
     steps: int  # number of its steps since it was last adopted.
+    slower: FloatArray  # what `ShareTimes` knew then about the workers' speeds, ``(W,)``.
 
     @classmethod
-    def of(cls, seen: StepsAtSplit) -> Tried:
+    def of(cls, seen: StepsAtSplit, estimate: Estimate) -> Tried:
         logs = tuple(np.log(seen.longest_s()[-_RECENT:]).tolist())
-        return cls(seen.shares, logs, seen.busy_s[-_ENOUGH:], len(seen.busy_s))
+        slower = estimate.seen.slower
+        return cls(seen.shares, logs, seen.busy_s[-_ENOUGH:], len(seen.busy_s), slower)
 
-    def after(self, seen: StepsAtSplit, noise: float) -> Tried:
-        """Return it after more steps; ``noise`` is the standard deviation of a worker's times."""
-        more = Tried.of(seen)
-        logs = _alike((*self.logs, *more.logs)[-_RECENT:], noise)
+    def after(self, seen: StepsAtSplit, estimate: Estimate) -> Tried:
+        """Return it after more steps."""
+        more = Tried.of(seen, estimate)
+        logs = _alike((*self.logs, *more.logs)[-_RECENT:], _noise(estimate))
         busy_s = np.concatenate([self.busy_s, more.busy_s])[-_ENOUGH:]
-        return Tried(self.shares, logs, busy_s, self.steps + more.steps)
+        return Tried(self.shares, logs, busy_s, self.steps + more.steps, more.slower)
+
+    def at_least_s(self, estimate: Estimate) -> float:
+        """Return what a step would take now, if a worker has become slower since.
+
+        That is known where its time has changed although its share had not.
+        """
+        more = estimate.seen.slower - self.slower
+        slowed = more > max(_CHANGED_STD * _noise(estimate), _CHANGED)
+        return float((self.each_s * np.exp(more))[slowed].max(initial=0.0))
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Tried):
@@ -145,14 +157,14 @@ class Tried:
 
     @property
     def step_s(self) -> float:
-        return exp(_median(self.logs))
+        return exp(_mean(self.logs))
 
     def now_s(self, noise: float) -> float:
         """Return what a step took just before the split was left.
 
         The latest step may be the first after a slow-down, which is why the split was left.
         """
-        usual, latest = _median(self.logs), self.logs[-1]
+        usual, latest = _mean(self.logs), self.logs[-1]
         return exp(latest if latest > usual + max(_CHANGED_STD * noise, _CHANGED) else usual)
 
     @property
@@ -177,12 +189,22 @@ class Departed:
 
     @classmethod
     def after(
-        cls, before: Departed | None, seen: StepsAtSplit, other: Tried, estimate: Estimate
+        cls,
+        before: Departed | None,
+        seen: StepsAtSplit,
+        other: Tried,
+        estimate: Estimate,
+        least_s: float = 0.0,
     ) -> Departed:
-        """Return it after more steps; ``before`` is ``None`` if these are the first."""
+        """Return it after more steps; ``before`` is ``None`` if these are the first.
+
+        ``least_s`` is what a step of the other split would take at least.
+        """
         noise, longest_s = _noise(estimate), seen.longest_s()
         new = before is None or bool((before.now.shares != seen.shares).any())
-        now = Tried.of(seen) if before is None or new else before.now.after(seen, noise)
+        now = (
+            Tried.of(seen, estimate) if before is None or new else before.now.after(seen, estimate)
+        )
         before, begin = before or cls(now), 0
         firsts, usual_s, slow = before.firsts, other.now_s(noise), False
         if new:
@@ -190,9 +212,10 @@ class Departed:
             slow = longest_s[0] > _SLOW_FIRST * usual_s
             begin = int(not free and firsts < (1 if slow else _MOST_SLOW_FIRSTS))
             firsts = firsts + 1 if begin else 0
-        longest_s, least_s = longest_s[begin:], seen.at_least_s(other.shares)[begin:]
-        more_s = longest_s - np.maximum(least_s, usual_s)
-        logs, least = np.log(longest_s), np.log(np.maximum(least_s, 1e-9))
+        longest_s = longest_s[begin:]
+        each_s = np.maximum(seen.at_least_s(other.shares)[begin:], max(least_s, 1e-9))
+        more_s = longest_s - np.maximum(each_s, usual_s)
+        logs, least = np.log(longest_s), np.log(each_s)
         return cls(
             now,
             (*before.logs, *logs.tolist())[-_RECENT:],
@@ -209,12 +232,12 @@ class Departed:
         count = min(count, len(self.logs))
         if not count:
             return 0.0, 1.0
-        logs, least = self.logs[-count:], _median(self.least[-count:])
+        logs, least = self.logs[-count:], _mean(self.least[-count:])
         std = _spread(logs, other.logs, _noise(estimate))
         std *= _MEDIAN_COST * sqrt(1.0 / count + 1.0 / len(other.logs))
         usual = log(other.now_s(_noise(estimate)))
         # Noise alone puts the bound above the usual time now and then.
-        return _median(logs) - (least if least > usual + std else usual), std
+        return _mean(logs) - (least if least > usual + std else usual), std
 
     def surely_worse(
         self, other: Tried, estimate: Estimate, least: float, patience: int
@@ -230,8 +253,8 @@ class Departed:
         # Spikes of different workers make steps longer, but no worker.
         if log(float(self.now.each_s.max() / other.each_s.max())) < off / 2:
             return None
-        # If it was not slower at first, a worker has become slower.
-        return off if self.slower_at_first(other, estimate) > least else None
+        # If steps were not much slower at first, a worker has become slower.
+        return off if self.slower_at_first(other, estimate) > max(least, off / 2) else None
 
     def slower_at_first(self, other: Tried, estimate: Estimate) -> float:
         return _median(self.began) - log(other.now_s(_noise(estimate))) if self.began else 0.0
@@ -284,6 +307,11 @@ class Supervisor:
         """Return the state in which any split may be tried again, at once."""
         return replace(self, away=None, hold=None, failures=0, debt_s=0.0)
 
+    def aside(self) -> Supervisor:
+        """Return the state in which only the equal split and the run so far are known."""
+        kept = replace(Supervisor(equal=self.equal), total_s=self.total_s, lost_s=self.lost_s)
+        return replace(kept, regret_s=self.regret_s)
+
     def after(self, situation: Situation) -> Supervisor:
         """Return the state after some more measurements."""
         state = self
@@ -326,7 +354,7 @@ class Supervisor:
         noise = _noise(estimate)
         if latest is not None and (latest.shares == seen.shares).all():
             every = min(len(latest.logs) + len(seen.busy_s), _RECENT)
-            changes += len(latest.after(seen, noise).logs) < every
+            changes += len(latest.after(seen, estimate).logs) < every
         elif latest is not None and len(latest.logs) >= _ENOUGH:
             # It was left because its last step was slow.
             changes += latest.now_s(noise) > latest.step_s
@@ -342,13 +370,13 @@ class Supervisor:
     def _after(self, seen: StepsAtSplit, estimate: Estimate) -> Supervisor:
         better = self.better
         if better is None:
-            return replace(self, better=Tried.of(seen))
+            return replace(self, better=Tried.of(seen, estimate))
         if (seen.shares == better.shares).all():
             # What it took before the other splits is no longer certain.
             back = self.away is not None and self.hold is not None
-            known = Tried.of(seen) if back else better.after(seen, _noise(estimate))
+            known = Tried.of(seen, estimate) if back else better.after(seen, estimate)
             return replace(self, better=known, away=None)._waiting(estimate)
-        away = Departed.after(self.away, seen, better, estimate)
+        away = Departed.after(self.away, seen, better, estimate, better.at_least_s(estimate))
         state = replace(self, away=away)
         if self.hold is not None:  # measured before the return took effect
             return state._owing(away.cost_s - (self.away.cost_s if self.away else 0.0))
@@ -364,7 +392,7 @@ class Supervisor:
         state, equal, estimate = replace(self, total_s=total_s), self.equal, situation.estimate
         shares = as_array(equal_split(situation.fleet)) if equal is None else equal.shares
         if (seen.shares == shares).all():
-            known = Tried.of(seen) if equal is None else equal.after(seen, _noise(estimate))
+            known = Tried.of(seen, estimate) if equal is None else equal.after(seen, estimate)
             return replace(state, equal=known, uneven=None)
         if equal is None:
             return state
@@ -402,7 +430,7 @@ class Supervisor:
         part = 1.0 / min(better.steps, _ENOUGH) + 1.0 / min(hold.kept.steps, _ENOUGH)
         off = np.abs(np.log(np.maximum(better.each_s, 1e-9) / np.maximum(hold.kept.each_s, 1e-9)))
         changed = off > np.maximum(_CHANGED_STD * np.sqrt(estimate.noise * part), _CHANGED)
-        slower = _median(better.logs) > hold.other + _CHANGED_STD * _noise(estimate) * sqrt(part)
+        slower = _mean(better.logs) > hold.other + _CHANGED_STD * _noise(estimate) * sqrt(part)
         if slower or (better.steps >= _ENOUGH and changed.any()):
             # A speed has changed, so the other split may be the better one now.
             mistakes, failures = self.mistakes + slower, max(0, self.failures - 1)
@@ -478,7 +506,7 @@ class Supervisor:
         state = replace(self, better=split, away=away, failures=failures, debt_s=debt_s)
         until = state._until(step, debt_s, failures)
         reason = f"steps measured {exp(off) - 1:.1%} longer at another split"
-        hold = Hold(step, until, reason, split, _median(away.logs))
+        hold = Hold(step, until, reason, split, _mean(away.logs))
         text = f"back to {which}: {reason}{self._balance()}"
         decision = Move(as_shares(split.shares), text, settled=False)
         return replace(state, hold=hold), decision
@@ -507,6 +535,16 @@ def _median(values: tuple[float, ...]) -> float:
     return sorted(values)[(len(values) - 1) // 2]
 
 
+def _mean(values: tuple[float, ...]) -> float:
+    """Return the mean without the shortest and the longest fifth, of a few values the median."""
+    # A median would take the shorter steps for all where a worker is slow in every second one.
+    count = len(values)
+    if count < _FEW:
+        return _median(values)
+    ordered = sorted(values)[count // 5 : count - count // 5]
+    return sum(ordered) / len(ordered)
+
+
 @lru_cache(maxsize=2)  # one decision asks several times
 def _noise(estimate: Estimate) -> float:
     return sqrt(float(np.median(estimate.noise)))
@@ -514,7 +552,7 @@ def _noise(estimate: Estimate) -> float:
 
 def _spread(one: tuple[float, ...], other: tuple[float, ...], prior: float) -> float:
     """Return the standard deviation of the logarithms of two splits' steps."""
-    away = [abs(x - _median(values)) for values in (one, other) for x in values]
+    away = [abs(x - _mean(values)) for values in (one, other) for x in values]
     known = len(away) - 2
     if known < 4:
         return prior

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
 from evenstride.core.allocation.recurring_speeds import RecurringSpeeds, RecurringSplit
 from evenstride.core.arrays import FloatArray, IntArray
 from evenstride.core.fleet import Fleet, Worker
+from evenstride.core.policies.adaptive import Adaptive, AdaptiveState
+from evenstride.core.policies.measured_splits import Hold, Supervisor, Tried
+from evenstride.core.policy import Situation
 from evenstride.core.time_model.estimates import Estimate
 from evenstride.core.time_model.kalman import learn_times
 from evenstride.core.time_model.observation import Measurements
@@ -93,3 +97,78 @@ def test_with_a_period_the_next_steps_are_known() -> None:
     slow, usual = (plan.shares for plan in plans if plan is not None)
     assert slow[0] < 40
     assert usual[0] > 60
+
+
+def every_second(step: int) -> float:
+    return 2.0 if step % 2 else 1.0
+
+
+def test_speeds_that_alternate_from_the_first_step_on_are_known_after_thirty() -> None:
+    # A lag of whole periods: what is measured now comes back, but not as soon as the next step.
+    plans = [planned(every_second, 32, lag, apart=1) for lag in (1, 2, 19, 20)]
+
+    assert [plan is not None and plan.how for plan in plans] == ["every 2 steps"] * 4
+    # The next step, of number 32, is a fast one.
+    shares = [plan.shares[0] for plan in plans if plan is not None]
+    assert min(shares[0], shares[2]) > 60
+    assert max(shares[1], shares[3]) < 40
+
+
+def test_short_spells_need_no_more_steps_at_a_long_lag() -> None:
+    rng = np.random.default_rng(2)
+    slow = np.repeat(np.arange(60) % 2, rng.integers(1, 3, 60))
+
+    assert planned(lambda step: 1.0 + slow[step], 60, lag=20) is not None
+    assert planned(every(30), 60, lag=20) is None
+
+
+def alternated(shares: Callable[[int], IntArray], steps: int) -> Estimate:
+    """Return what is known after worker 0 was slow in every second step."""
+    rng, estimate = np.random.default_rng(0), Estimate.unknown(4)
+    for step in range(steps):
+        factor = np.array([every_second(step), 1.0, 1.0, 1.0])
+        busy_s = (0.01 + 0.001 * shares(step)) * factor * np.exp(0.02 * rng.standard_normal(4))
+        reported = shares(step), np.full(4, step), np.ones(4, dtype=np.int64)
+        estimate = learn_times(estimate, Measurements(np.arange(4), *reported, busy_s, np.zeros(4)))
+    return estimate
+
+
+def test_where_each_speed_has_its_own_share_the_split_stays() -> None:
+    fast, slow = np.array([64, 64, 64, 64]), np.array([31, 75, 75, 75])
+    estimate = alternated(lambda step: slow if step % 2 else fast, 200)
+    speeds = RecurringSpeeds.of(estimate, estimate)
+
+    # Worker 0 takes as long with 31 samples as with 64, which any curve explains.
+    assert speeds is not None
+    plans = [speeds.next_split(FLEET, fast, lag, 1) for lag in (1, 2)]
+    assert [plan is not None for plan in plans] == [True, True]
+    for plan, best in zip(plans, (fast, slow), strict=True):
+        assert plan is not None
+        assert np.abs(plan.shares - best).max() <= 3
+
+
+def test_no_split_is_planned_that_may_be_worse_than_equal_shares() -> None:
+    estimate = alternated(lambda _: EQUAL, 60)
+    speeds = RecurringSpeeds.of(estimate, estimate)
+
+    assert speeds is not None
+    assert 1.0 < speeds.longer < speeds.by_noise < 1.1
+    assert speeds.next_split(FLEET, EQUAL, 2, 1) is not None
+    assert speeds.next_split(FLEET, EQUAL, 4, 8) is not None
+    # Lately, steps have taken twice as long as these curves say.
+    wrong = replace(speeds, longer=2.0)
+    assert wrong.next_split(FLEET, EQUAL, 2, 1) is None
+    assert wrong.next_split(FLEET, EQUAL, 4, 8) is None
+
+
+def test_they_end_the_wait_after_a_worse_split() -> None:
+    estimate, zeros = alternated(lambda _: EQUAL, 40), np.zeros(4)
+    kept = Tried(EQUAL, (-2.6,) * 5, np.full((3, 4), 0.074), 5, zeros)
+    hold = Hold(30, 1000, "steps measured longer", kept, -2.5)
+    state = AdaptiveState(supervisor=Supervisor(better=kept, hold=hold))
+    situation = Situation(FLEET, (64,) * 4, 40, Measurements.of(()), estimate, lag=2)
+
+    state, decision = Adaptive().decide(state, situation)
+
+    assert decision.reason.startswith("speeds change back and forth every 2 steps")
+    assert state.after(situation).supervisor.hold is None

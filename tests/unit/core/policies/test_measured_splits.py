@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from evenstride.core.fleet import Fleet, Shares, Worker
+from evenstride.core.policies.adaptive import AdaptiveState
 from evenstride.core.policies.measured_splits import Supervisor, stretches
 from evenstride.core.policy import Decision, Keep, Move, Situation
 from evenstride.core.time_model.estimates import CurveEstimates, Estimate
@@ -32,7 +34,7 @@ class Run:
     """Steps at given splits with given times, and what the supervisor decides after each."""
 
     def __init__(self) -> None:
-        self.state, self.step = Supervisor(), 0
+        self.state, self.step, self.estimate = Supervisor(), 0, KNOWN
 
     def at(self, shares: Shares, *steps_s: Sequence[float]) -> Decision | None:
         decision = None
@@ -45,7 +47,7 @@ class Run:
 
     def decide(self, shares: Shares, seen: Measurements) -> Decision | None:
         self.step += 1
-        situation = Situation(FLEET, shares, self.step, seen, KNOWN)
+        situation = Situation(FLEET, shares, self.step, seen, self.estimate)
         self.state, decision = self.state.after(situation).judged(situation)
         return decision
 
@@ -104,6 +106,35 @@ def test_a_slow_down_of_all_workers_is_not_the_splits_fault() -> None:
 
     # The first worker has fewer samples, and is slower nevertheless.
     assert not isinstance(run.at(OTHER, *[(0.2, 0.2, 0.2)] * 6), Move)
+
+
+def test_a_split_that_is_slow_in_every_second_step_takes_the_mean() -> None:
+    run = Run()
+    run.at(EQUAL, *[(0.2, 0.1, 0.1), USUAL] * 8)
+
+    assert not isinstance(run.at(OTHER, *[(0.11, 0.12, 0.12)] * 20), Move)
+
+
+def test_a_slow_down_after_some_steps_is_not_the_splits_fault() -> None:
+    run = Run()
+    run.at(EQUAL, *[USUAL] * 5)
+    # At first, steps are hardly longer, which says nothing about what follows.
+    assert not isinstance(run.at(OTHER, *[(0.08, 0.1008, 0.1)] * 3), Move)
+
+    assert not isinstance(run.at(OTHER, *[(0.08, 0.14, 0.1)] * 9), Move)
+
+
+def test_a_worker_that_became_slower_at_one_share_would_be_so_at_others() -> None:
+    def leaving(slower: float) -> Decision | None:
+        run = Run()
+        run.at(EQUAL, *[USUAL] * 5)
+        run.at(OTHER, *[(0.08, 0.101, 0.101)] * 3, (0.08, 0.3, 0.101))
+        seen = replace(KNOWN.seen, slower=np.log([1.0, slower, 1.0]))
+        run.estimate = replace(KNOWN, seen=seen)
+        return run.at((13, 4, 13), *[(0.14, 0.13, 0.14)] * 4)
+
+    assert isinstance(leaving(1.0), Move)
+    assert not isinstance(leaving(3.0), Move)
 
 
 def test_a_split_that_was_left_because_of_a_slow_down_counts_as_slow() -> None:
@@ -275,3 +306,33 @@ def test_a_trial_may_cost_a_small_part_of_a_large_gain() -> None:
 
     situation = Situation(FLEET, OTHER, run.step, Measurements.of(()), KNOWN)
     assert 0.0 < run.state.risk(situation) < 0.15
+
+
+def test_after_splits_for_different_speeds_only_the_run_is_known() -> None:
+    run = Run()
+    run.at(EQUAL, *[USUAL] * 5)
+    _failed(run)
+    run.at(THIRD, SLOWER)
+    assert run.state.failures
+    assert run.state.lost_s > 0
+
+    situation = Situation(FLEET, THIRD, run.step, Measurements.of(()), KNOWN)
+    after = AdaptiveState(supervisor=run.state, recurs=True).after(situation).supervisor
+
+    assert (after.better, after.away, after.hold, after.failures) == (None, None, None, 0)
+    assert (after.equal, after.lost_s) == (run.state.equal, run.state.lost_s)
+    assert AdaptiveState(supervisor=run.state).after(situation).supervisor.failures
+
+
+def test_splits_for_different_speeds_are_not_compared() -> None:
+    half = {"kind": "periodic", "at": 0, "workers": [0, 1], "speed": 0.5, "period": 16}
+    workers = [{"name": "node", "count": 8, "samples_per_s": 1000, "fixed_s": 0.01, "noise": 0.02}]
+    made = scenario(
+        workers=workers, global_batch=512, steps=200, exchange={"lag": 8}, events=[half]
+    )
+
+    _, track = ScoredScenario.of(made, 0).run("adaptive")
+
+    late = [one.reason for one in track.decisions if one.step > 80]
+    assert len(late) > 10
+    assert all(reason.startswith("speeds change back and forth every 16") for reason in late)
