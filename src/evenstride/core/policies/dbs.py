@@ -13,9 +13,11 @@ How we differ:
     * That rounding may leave the batch too small (the authors renormalise and train on less).
       Here missing units go to the largest remaining remainders, so the sum is always ``B``.
     * It decides at the first exchange after an epoch of the training loader. Until then the split
-      stays, also in an epoch of many minutes. ``epoch_steps`` counts steps instead. If the data's
-      epoch is not known, 100 steps are an epoch: with `asp` and `ssp`, under torchft, and in a
-      scenario without ``epoch_samples``.
+      stays, also in an epoch of many minutes. In epochs of less than a minute, exchanges come every
+      0.3 s, or every 4 steps of more than 75 ms; in longer ones, at most 5 s apart. So an epoch
+      that is shorter than that shares its decision with the next. ``epoch_steps`` counts steps
+      instead. If the data's epoch is not known, 100 steps are an epoch: with `asp` and `ssp`, under
+      torchft, and in a scenario without ``epoch_samples``.
     * ``t_i`` is a mean per step instead of a sum over the epoch, which is the same if all
       steps count. Steps at an earlier share, the first of a pass and tails do not count.
     * The bounds of the workers hold; a share outside of them becomes the bound.
@@ -25,7 +27,7 @@ How we differ:
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import numpy as np
@@ -67,6 +69,8 @@ class Means:
 
 # Number of steps that count as an epoch if the length of the data's epoch is not known.
 UNKNOWN_EPOCH_STEPS = 100
+# Epochs shorter than this are watched closely, or the next exchange could come epochs later.
+_BRIEF_S = 60.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -75,17 +79,28 @@ class Epoch:
 
     number: int | None  # of the epoch of the times; ``None`` before the first time
     means: Means  # step times in it
+    brief: bool = True  # whether the epoch before was short, or there was none
 
     @classmethod
     def begin(cls, workers: int, number: int | None = None) -> Epoch:
         return cls(number, Means.none(workers))
+
+    def following(self, number: int) -> Epoch:
+        """Return the state at the beginning of the next epoch."""
+        brief = bool(self.means.total_s.max() < _BRIEF_S)
+        return Epoch(number, Means.none(len(self.means.steps)), brief)
+
+    def keep(self, reason: str, situation: Situation, epoch_steps: int) -> Keep:
+        """Return the decision to keep the shares; exchanges stay frequent in a brief epoch."""
+        by_data = epoch_steps == 0 and situation.epoch is not None
+        return Keep(reason, settled=not (by_data and self.brief))
 
     def including(self, situation: Situation, epoch_steps: int) -> Epoch:
         number, reports = self.number, situation.observations
         if number is None and len(reports):
             # The epoch of the first time; its exchange may come only in the next epoch.
             number = epoch_of(situation, epoch_steps, int(reports.first_step.min()))
-        return Epoch(number, self.means.including(situation))
+        return replace(self, number=number, means=self.means.including(situation))
 
     def unfinished(self, situation: Situation, epoch_steps: int) -> str | None:
         """Return why it is too early to decide; ``None`` if it is time."""
@@ -121,15 +136,15 @@ class Dbs:
         state = state.including(situation, self.epoch_steps)
         too_early = state.unfinished(situation, self.epoch_steps)
         if too_early is not None:
-            return state, Keep(too_early)
-        now = epoch_of(situation, self.epoch_steps, situation.step)
+            return state, state.keep(too_early, situation, self.epoch_steps)
         # The times of an epoch count once, whether or not they lead to a move.
-        following = Epoch.begin(len(situation.fleet), now)
+        following = state.following(epoch_of(situation, self.epoch_steps, situation.step))
         shares = as_array(situation.shares)
         mean_s = np.maximum(state.means.mean_s, SHORTEST_S)
         after = _split(shares / mean_s, situation.fleet)
         if after == situation.shares:
-            return following, Keep("the speeds of the epoch confirm the current shares")
+            reason = "the speeds of the epoch confirm the current shares"
+            return following, following.keep(reason, situation, self.epoch_steps)
         return following, Move(after, "in proportion to the speeds of the epoch")
 
 

@@ -227,14 +227,14 @@ class OmniLearn:
         state, fleet = state.including(situation, self.epoch_steps), situation.fleet
         too_early = state.unfinished(situation, self.epoch_steps)
         if too_early is not None:
-            return state, Keep(too_early)
-        now = epoch_of(situation, self.epoch_steps, situation.step)
-        following = Epoch.begin(len(fleet), now)
+            return state, state.keep(too_early, situation, self.epoch_steps)
+        following = state.following(epoch_of(situation, self.epoch_steps, situation.step))
         shares = as_array(situation.shares)
         target = self._target(shares, state.means.mean_s, fleet)
         after = as_shares(apportion(target, fleet.global_batch, fleet.lower, fleet.upper))
         if after == situation.shares:
-            return following, Keep(f"no share would change by {self.dead_band:.0%} or more")
+            reason = f"no share would change by {self.dead_band:.0%} or more"
+            return following, following.keep(reason, situation, self.epoch_steps)
         return following, Move(after, "step times of the epoch differ")
 
     def _target(self, shares: IntArray, mean_s: FloatArray, fleet: Fleet) -> FloatArray:

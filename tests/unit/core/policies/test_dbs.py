@@ -149,6 +149,25 @@ def test_an_epoch_is_that_of_the_data_where_it_is_known(policy: str) -> None:
     assert plant.exchange() != after_one
 
 
+@pytest.mark.parametrize("policy", ["dbs", "omnilearn:b_min=1"])
+def test_every_epoch_of_seconds_gets_a_decision_in_training(policy: str) -> None:
+    """There, exchanges come at an interval that would otherwise grow to 5 s, and skip epochs."""
+
+    def gaps(epoch_steps: int, spec: str = policy) -> list[int]:
+        plant = Plant(spec, 120, [0.0, 0.0], [0.002, 0.006], epoch_steps=epoch_steps)
+        found = list[int]()
+        while plant.step < max(2 * epoch_steps, 100):
+            plant.exchange(plant.control.cadence.steps)
+            found.append(plant.control.cadence.steps)
+        return found
+
+    seconds, minutes = gaps(20), gaps(300)  # of 4 to 7 s, and of 54 to 108 s
+
+    assert max(seconds) == 4
+    assert max(minutes) > 10
+    assert max(gaps(20, "dbs:epoch_steps=100")) > 10
+
+
 def test_steps_that_are_asked_for_count_instead_of_the_epochs_of_the_data() -> None:
     plant = Plant("dbs:epoch_steps=50", 120, [0.0, 0.0], [0.001, 0.003], epoch_steps=20)
 
