@@ -552,9 +552,9 @@ def _noise(estimate: Estimate) -> float:
 
 def _spread(one: tuple[float, ...], other: tuple[float, ...], prior: float) -> float:
     """Return the standard deviation of the logarithms of two splits' steps."""
-    away = [abs(x - _mean(values)) for values in (one, other) for x in values]
+    away = [abs(x - usual) for part in (one, other) for usual in (_mean(part),) for x in part]
     known = len(away) - 2
     if known < 4:
         return prior
-    # The two that are their own medians say nothing.
+    # Two of them say nothing, because two means fit them.
     return max(1.4826 * sorted(away)[2 + (known - 1) // 2], 0.2 * prior, 1e-3)
