@@ -39,8 +39,11 @@ _FEWEST_TURNS = 3
 # takes this many rounds, and its strides begin with this fraction of the shares.
 _SLACK, _ROUNDS, _STRIDE = 0.05, 24, 0.5
 # Part of the slow steps that must repeat for a period, and the fewest steps of it. And the part of
-# a step that a period must save over one split for all speeds, and that one over following them.
+# a step that a period must save over one split for all speeds, and over following them.
 _SAME, _CONFIRMED, _MUCH_BETTER = 0.9, 24, 0.03
+# The part that one split for all speeds must save over following them, and while it is in force.
+# It was made for the very steps that it is judged by.
+_BEST_AFTERWARDS, _STILL_BEST = 0.10, 0.05
 # Give every set of workers a number of its own.
 _WEIGHTS = np.sqrt(np.arange(1, 129) * 2.0 + 1.0)
 
@@ -132,10 +135,11 @@ class RecurringSpeeds:
         if not enough or self._harms(one_s, fleet):
             return None
         # Part of a period more or less must not end the split that is in force.
-        lead = 0.0 if (np.abs(now - one) <= 1 + _SLACK * now).all() else _MUCH_BETTER
+        in_force = bool((np.abs(now - one) <= 1 + _SLACK * now).all())
+        lead = _STILL_BEST if in_force else _BEST_AFTERWARDS
         if one_s > (1.0 - lead) * followed_s:
             return None
-        if lead:
+        if not in_force:
             # By chance, spikes seem to recur. So what is best for each half must be for the other.
             for here, there in ((slice(half), slice(half, None)), (slice(half, None), slice(half))):
                 other = self._finishing(_balanced(parts[here], self.model), fleet, now)

@@ -65,6 +65,15 @@ def test_the_split_for_all_speeds_is_left_when_they_last_longer() -> None:
     assert planned(every(60), 160, lag=1, shares=in_force) is None
 
 
+def test_one_split_must_save_a_tenth_and_half_of_that_later() -> None:
+    in_force = np.array([34, 74, 74, 74])
+
+    # It saves 4 % at a lag of 1, 7 % at 2 and 12 % at 4.
+    assert [planned(every(24), 160, lag) is not None for lag in (1, 2, 4)] == [False, False, True]
+    kept = [planned(every(24), 160, lag, shares=in_force) is not None for lag in (1, 2, 4)]
+    assert kept == [False, True, True]
+
+
 def test_a_speed_that_has_come_to_stay_is_followed() -> None:
     passing = every(8)
 
