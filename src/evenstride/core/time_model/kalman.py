@@ -70,18 +70,24 @@ _NOISE_FAR = 6.0
 def learn_times(estimate: Estimate, measured: Measurements) -> Estimate:
     """Return the estimate after some observations, each worker's own in order of step.
 
-    Observations of ghost samples and of steps flagged as not modelled are skipped.
+    Observations of ghost samples are skipped. Steps flagged as not modelled show only what a share
+    costs that is new to a worker.
 
     Cost:
         ``O(W)`` vectorised per observation of the worker that has the most of them.
     """
+    worked = measured.only(measured.share > 0)
     # Steps that are not modelled count here, because they also pass between two exchanges.
     interval_s = np.zeros(len(estimate.steps))
     np.add.at(interval_s, measured.worker, measured.steps * measured.median_s)
     usable = measured.only(measured.modelled & (measured.share > 0))
     # In turns, because a worker's later time is compared with a curve that includes earlier ones.
-    for turn in usable.turns():
-        first, learnable = _First.of(estimate, usable, turn)
+    for turn in worked.turns():
+        if not (modelled := worked.modelled[turn]).all():
+            estimate, turn = _with_unmodelled(estimate, worked, turn[~modelled]), turn[modelled]
+        if not len(turn):
+            continue
+        first, learnable = _First.of(estimate, worked, turn)
         batch = _Batch.of(learnable, turn, interval_s, first.excused(estimate))
         firsts = _firsts_after(estimate.firsts, batch, first)
         estimate, batch = _shaped(estimate, batch)
@@ -89,6 +95,25 @@ def learn_times(estimate: Estimate, measured: Measurements) -> Estimate:
         after = _update(_begin(estimate, batch.only(fresh)), batch.only(~fresh))
         estimate = with_waves(replace(after, firsts=firsts))
     return replace(estimate, recent=with_recent(estimate.recent, usable))
+
+
+def _with_unmodelled(estimate: Estimate, measured: Measurements, at: IntArray) -> Estimate:
+    """Return the estimate with first steps at new shares that say nothing about speed.
+
+    The next step at that share shows what a new share costs: of a compiled model, and on an
+    accelerator. The first step of a run also starts other things.
+    """
+    firsts, w = estimate.firsts, measured.worker[at]
+    new = firsts.new(w, measured.share[at]) & (estimate.steps[w] > 0)
+    at, w = at[new], w[new]
+    slow = _slow_firsts(estimate, measured, at)
+    if not slow.any():
+        return estimate
+    at, w = at[slow], w[slow]
+    share, slow_s = firsts.share.copy(), firsts.slow_s.copy()
+    share[w], slow_s[w] = measured.share[at], measured.first_s(at)
+    had = _had_after(firsts.had, w, measured.share[at])
+    return replace(estimate, firsts=replace(firsts, share=share, had=had, slow_s=slow_s))
 
 
 def _shaped(estimate: Estimate, batch: _Batch) -> tuple[Estimate, _Batch]:
@@ -113,6 +138,13 @@ def _shaped(estimate: Estimate, batch: _Batch) -> tuple[Estimate, _Batch]:
     return replace(estimate, seen=seen), batch.only(~shape)
 
 
+def _slow_firsts(estimate: Estimate, measured: Measurements, at: IntArray) -> Mask:
+    """Return which observations of workers with a curve begin with a step that is too long."""
+    w = measured.worker[at]
+    usual_s = estimate.now.of(w).time_s(estimate.seen.counted(w, measured.share[at]))
+    return np.asarray(measured.first_s(at) > _SLOW_FIRST * usual_s)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class _First:
     """What a turn's observations say about first steps at new shares, arrays ``(n,)``."""
@@ -134,9 +166,7 @@ class _First:
         slow = new & (estimate.steps[workers] > 0)
         at = np.flatnonzero(slow)
         if len(at):
-            whole = estimate.seen.counted(workers[at], shares[at])
-            usual_s = estimate.now.of(workers[at]).time_s(whole)
-            slow[at] = measured.first_s(turn[at]) > _SLOW_FIRST * usual_s
+            slow[at] = _slow_firsts(estimate, measured, turn[at])
         alone = measured.steps[turn] == 1
         # If there are several steps, the later ones show whether only the first was slow.
         shorter = measured.without_slow_first(turn[slow & ~alone], _SLOW_FIRST)
@@ -213,10 +243,7 @@ def _firsts_after(before: Firsts, batch: _Batch, first: _First) -> Firsts:
     share, had, row = before.share.copy(), before.had, before.row.copy()
     slow_s, cost = before.slow_s.copy(), before.cost.copy()
     if first.new.any():
-        whose = first.workers[first.new]
-        had = had.copy()
-        had[1:, whose] = had[:-1, whose]
-        had[0, whose] = batch.share[first.new]
+        had = _had_after(had, first.workers[first.new], batch.share[first.new])
     share[w], row[w] = batch.share, np.where(batch.cold, row[w] + 1, 0)
     slow_s[w] = np.where(first.open, batch.time_s, 0.0)
     # The very first step of a worker has no prediction to compare with.
@@ -230,6 +257,13 @@ def _firsts_after(before: Firsts, batch: _Batch, first: _First) -> Firsts:
         mean_s = np.where(known_s > 0, 0.5 * (known_s + over_s), over_s)
         extra_s[w] = np.where(costly | cheap, mean_s, known_s)
     return Firsts(share, had, row, slow_s, cost, extra_s)
+
+
+def _had_after(before: IntArray, workers: IntArray, shares: IntArray) -> IntArray:
+    had = before.copy()
+    had[1:, workers] = had[:-1, workers]
+    had[0, workers] = shares
+    return had
 
 
 def _begin(estimate: Estimate, batch: _Batch) -> Estimate:

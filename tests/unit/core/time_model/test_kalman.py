@@ -397,3 +397,30 @@ def test_a_newcomer_starts_from_the_curve_of_the_fastest_known_worker() -> None:
     estimate = learn_times(known, Measurements.of((_seen(1, 50, 0.3),)))
 
     assert estimate.now.fixed_s[1] == pytest.approx(0.37 * 0.3**0.6 * 0.03**0.4, rel=0.02)
+
+
+def test_a_first_step_that_is_not_modelled_shows_what_a_new_share_costs() -> None:
+    """As of a compiled model: it says nothing of speed, but a move must be worth its cost."""
+    known = [_seen(0, 50, 0.2, step=step) for step in range(1, 5)]
+    first = _seen(0, 60, 5.24, step=5, modelled=False)
+    second, later = _seen(0, 60, 0.24, step=6), _seen(0, 70, 0.28, step=7)
+
+    one_by_one = _learned(*known, first, second)
+    together = learn_times(_learned(*known), Measurements.of((first, second)))
+    passes = _learned(*known, _seen(0, 50, 5.2, step=5, modelled=False), second, later)
+
+    for estimate in (one_by_one, together):
+        assert estimate.firsts.extra_s == pytest.approx([5.0])
+        assert estimate.firsts.split_s(np.array([80])) == pytest.approx(5.0)
+        assert estimate.firsts.split_s(np.array([60])) == 0.0
+        assert _at(estimate, 50, 60) == pytest.approx([0.2, 0.24], rel=0.05)
+    assert passes.firsts.extra_s == [0.0], "the first step of a pass is at a share that it had"
+
+
+def test_the_first_step_of_a_run_says_nothing_of_what_a_share_costs() -> None:
+    estimate = _learned(
+        _seen(0, 50, 5.2, step=1, modelled=False),
+        *[_seen(0, 50, 0.2, step=step) for step in range(2, 5)],
+    )
+
+    assert estimate.firsts.extra_s == [0.0]
