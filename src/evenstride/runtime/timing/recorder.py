@@ -26,7 +26,7 @@ class Recorder:
         self.rank, self._ask, self._loads = rank, ask, loads
         self._lock = threading.Lock()
         self._records: list[StepRecord] = []
-        self._breaks: list[int] = []  # indices of records that begin a new observation
+        self._breaks: set[int] = set()  # indices of records that begin a new observation
         self._band = ToleranceBand()
         self._ignores = False
 
@@ -45,12 +45,9 @@ class Recorder:
             if record.modelled and not before.asked and before.expected_s:
                 after = self._band = before.step(record.share, record.busy_s)
                 asks = after.asked
-                # Steps before the first one outside the band must not dilute it, unless it was a
-                # spike. Each observation costs the leader as much as a long one.
+                # Steps before the first one outside the band must not dilute it.
                 if after is not before and not before.strikes:
-                    self._breaks.append(len(self._records))
-                elif before.strikes and not after.strikes and self._breaks:
-                    self._breaks.pop()
+                    self._breaks.add(len(self._records))
             self._records.append(record)
         # Outside the lock, which the control thread may need to take the records.
         if asks:
@@ -67,8 +64,8 @@ class Recorder:
         """Return the measurements of all finished steps, and forget them (control thread)."""
         with self._lock:
             records, self._records = self._records, []
-            breaks, self._breaks = self._breaks, []
-        runs = list(stretches(records, set(breaks)))
+            breaks, self._breaks = self._breaks, set()
+        runs = list(stretches(records, breaks))
         return in_columns(self.rank, records, runs, [self._loads()] * len(runs))
 
 
