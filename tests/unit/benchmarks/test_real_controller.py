@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 from benchmarks import real_controller
-from benchmarks.real_controller import Bursts, NoisyNeighbour, cases, judge
+from benchmarks.real_controller import Bursts, Conductor, NoisyNeighbour, cases, judge
 from benchmarks.real_controller_ranks import (
     ADAPTIVE,
     ARMS,
@@ -23,6 +23,7 @@ from benchmarks.real_controller_ranks import (
     turn,
 )
 
+from evenstride.lab.processes.local_launch import LaunchProgress
 from evenstride.trace.read import LineTail
 
 FAST, SLOW = (0.5, 0.5, 0.5), (0.5, 0.5, 0.25)
@@ -135,20 +136,54 @@ def test_long_steps_of_a_block_count_as_first_steps() -> None:
     assert real_controller.first_steps_s(block) == pytest.approx(2.9)
 
 
-def test_a_rehearsal_of_two_cases_trains_and_leaves_no_process(
+class Noted:
+    """Limits that only note the speeds."""
+
+    kind = "none"
+
+    def __init__(self) -> None:
+        self.speeds = dict[int, float]()
+
+    def join(self, worker: int, pid: int) -> None:
+        """Do nothing."""
+
+    def leave(self, pid: int) -> None:
+        """Do nothing."""
+
+    def set_speed(self, worker: int, speed: float) -> None:
+        """Note a speed."""
+        self.speeds[worker] = speed
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+def test_speeds_are_set_as_rank_0_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    limits, watch = Noted(), StepWatch(case(50), tmp_path / "news")
+    conductor = Conductor(limits, LineTail(tmp_path / "news"), None, "some")
+    for speeds in (SLOW, FAST):
+        watch.tell("speeds", speeds=speeds)
+        watch.tell("block", arm=ADAPTIVE, number=0, whole_s=1.5, moves=2, shares=[3, 4])
+        conductor.look(LaunchProgress(1, 2.0))
+        assert tuple(limits.speeds.values()) == speeds
+
+    assert "round 1, adaptive: 1.5 s, 2 moves, samples 3/4" in capsys.readouterr().err
+
+
+def test_a_rehearsal_trains_every_arm_and_leaves_no_process(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "found.json"
-    command = ["--case", "interference,busy", "--quick", "--json", "--out", str(out)]
+    command = ["--case", "interference", "--quick", "--json", "--out", str(out)]
     before = psutil.Process().children(recursive=True)
     code = real_controller.main(command)
-    found = json.loads(capsys.readouterr().out)["results"]
+    (found,) = json.loads(capsys.readouterr().out)["results"]
+    (filed,) = json.loads(out.read_text())["reports"].values()
 
     assert code == real_controller.DISTURBED, "one round has no interval"
-    assert [one["case"] for one in found] == ["interference", "busy"]
-    for name, filed in json.loads(out.read_text())["reports"].items():
-        (only,) = filed["rounds"]
-        assert [block["arm"] for block in only["blocks"]] == list(ARMS), name
-        assert all(len(block["steps_s"]) == 16 for block in only["blocks"]), name
-        assert all(sum(block["shares"]) == filed["batch"] for block in only["blocks"]), name
+    assert (found["case"], found["rounds"]) == ("interference", 1)
+    for block in (*filed["cold"], *filed["rounds"][0]["blocks"]):
+        assert len(block["steps_s"]) == 16
+        assert sum(block["shares"]) == filed["batch"]
+    assert [block["arm"] for block in filed["cold"]] == list(ARMS)
     assert [one for one in psutil.Process().children(recursive=True) if one not in before] == []
