@@ -13,7 +13,7 @@ import sys
 import time
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ from evenstride.runtime.engines.process_groups import take_down_group
 
 NEWS, PLAN, REPORT = "news.jsonl", "plan.json", "report.json"
 UNIFORM, FIXED, ADAPTIVE = ARMS = ("uniform", "best fixed", "adaptive")
-SAMPLES, WIDTH = 30_000, 512
+SAMPLES, WIDTH = 250_000, 512
 SHAPES = 64
 """Compiled shapes that torch keeps. By default, it runs a model eagerly after eight of them."""
 
@@ -124,13 +124,13 @@ def compiled_net() -> nn.Module:
     return net
 
 
-def random_task(*, compiled: bool) -> DemoTask:
-    """Return random samples to train on."""
+def random_task() -> DemoTask:
+    """Return random samples to train on, and the network."""
     generator = torch.Generator().manual_seed(0)
     images = torch.randn(SAMPLES, 1, 8, 8, generator=generator)
     labels = torch.randint(10, (SAMPLES,), generator=generator)
     data = TensorDataset(torch.arange(SAMPLES), images, labels)
-    return DemoTask("random", data, data, compiled_net if compiled else rows_net)
+    return DemoTask("random", data, data, rows_net)
 
 
 @dataclass(slots=True)
@@ -222,8 +222,8 @@ class CaseRun:
     def __init__(self, case: RealCase, folder: Path) -> None:
         self.case, self.folder, self.rank = case, folder, dist.get_rank()
         self.watch = StepWatch(case, folder / NEWS if self.rank == 0 else None)
-        self.bench = Bench(random_task(compiled=False))
-        self.task = random_task(compiled=case.compiled)
+        self.task = random_task()
+        self.bench = Bench(self.task)
         self.probed = list[int]()
         self.begun_s = time.perf_counter()
 
@@ -232,7 +232,7 @@ class CaseRun:
         size_s = self.case.size_s
         self.bench.measure(32, size_s)  # the allocator's heap has to grow first
         rates = gathered(32 / self.bench.measure(32, size_s))
-        most = SAMPLES // (2 * self.case.steps)
+        most = SAMPLES // self.case.steps  # a block is within an epoch
         batch = choose_batch(rates, self.case.step_s, most) // len(rates) * len(rates)
         sizes = sizes_for(rates[self.rank], rates, batch)
         curves = gathered(self.bench.curve(sizes, size_s))
@@ -242,6 +242,8 @@ class CaseRun:
         policies = {UNIFORM: UNIFORM, FIXED: "static:" + ",".join(map(str, fixed))}
         policies[ADAPTIVE] = ADAPTIVE
         self.task = self.task.in_whole_batches(batch)
+        if self.case.compiled:
+            self.task = replace(self.task, net=compiled_net)
         cold, rounds = self.rounds(policies, batch)
         return CaseReport(batch, fixed, curves, cold, rounds)
 
