@@ -8,6 +8,7 @@ benchmark, which sets the CPU limits about 20 times a second.
 
 from __future__ import annotations
 
+import gc
 import json
 import sys
 import time
@@ -28,6 +29,7 @@ from torch.utils.data import TensorDataset
 from evenstride.core.arrays import IntArray, Shares
 from evenstride.core.fleet import as_shares
 from evenstride.lab.comparison.comparison_result import Curve, drift, true_model
+from evenstride.lab.comparison.paired_ratios import middle_mean
 from evenstride.lab.demo.demo_schedule import Filed
 from evenstride.lab.demo.demo_script import Bench, DemoArm, DemoTask, choose_batch, sizes_for
 from evenstride.lab.processes.speeds import Speeds
@@ -282,6 +284,7 @@ class CaseRun:
 
     def arm(self, arm: str, policy: str, batch: int, number: int) -> DemoArm:
         """Return a new arm. `adaptive` writes a trace."""
+        gc.collect()
         trace = self.folder / f"adaptive-{number}.jsonl" if arm == ADAPTIVE else None
         one = DemoArm(policy, self.task, batch, trace)
         one.optimizer.register_step_post_hook(lambda *_: self.watch.mark())
@@ -309,7 +312,9 @@ class CaseRun:
 
     def probe(self) -> list[Curve]:
         """Return the time of an equal step of every worker; collective."""
-        return gathered(self.bench.curve(self.probed, self.case.size_s))
+        gc.collect()  # what a compiler leaves takes a second
+        (size,) = self.probed
+        return gathered({size: middle_mean(self.bench.steps_s(size, self.case.size_s))})
 
 
 def turn(number: int) -> Sequence[str]:
