@@ -12,7 +12,7 @@ from benchmarks import decisions, overhead
 def _rank(own_s: list[float], moved: list[bool]) -> dict[str, object]:
     rounds = len(own_s)
     times = {name: [0.011] * rounds for name in ("plain", "again", "evenstride", "traced")}
-    own = {"evenstride": own_s, "traced": own_s}
+    own = {"evenstride": own_s, "traced": own_s, "threads": [each / 4 for each in own_s]}
     return {"times": times, "own": own, "tiny": [2e-4] * rounds, "moved": moved, "trace_s": 1e-6}
 
 
@@ -23,6 +23,8 @@ def test_own_time_is_that_of_the_worse_rank_apart_for_rounds_in_which_splits_mov
     result = overhead.judge("conv", 2, ranks)
 
     assert result.own_ratio == {"settled": pytest.approx(0.475), "moving": pytest.approx(2.0)}
+    of_training = {"settled": pytest.approx(0.35625), "moving": pytest.approx(1.5)}
+    assert result.training_ratio == of_training
     assert result.rounds == {"settled": 2, "moving": 1}
     assert not result.within_budget, "moving is above 1.0"
     assert result.verdict == "met"
