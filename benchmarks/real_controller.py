@@ -179,7 +179,7 @@ class NoisyNeighbour:
 
 @dataclass(frozen=True, slots=True)
 class Conductor:
-    """Applies what rank 0 tells: speeds, and when the neighbour takes CPU time."""
+    """Applies what rank 0 reports: speeds, and when the neighbour takes CPU time."""
 
     limits: Limits
     tail: LineTail

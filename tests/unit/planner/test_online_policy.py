@@ -178,7 +178,8 @@ def test_earlier_trainings_decide_by_scavengers_law_whatever_the_noise() -> None
     assert searched(calmer, reported, BATCHES)[-1] == Configuration(4, 1024)
     # Nor is any noise needed, which a single worker could not measure.
     assert searched(FOUR, reported, BATCHES)[-1] == Configuration(4, 1024)
-    assert reported.compares
+    assert job(batches=3, fitted=fitted).compares
+    assert not job(batches=3).compares
 
 
 def test_epochs_of_earlier_trainings_follow_their_law_and_no_trial_makes_them_surer() -> None:

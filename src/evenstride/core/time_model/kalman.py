@@ -80,7 +80,6 @@ def learn_times(estimate: Estimate, measured: Measurements) -> Estimate:
     # Steps that are not modelled count here, because they also pass between two exchanges.
     interval_s = np.zeros(len(estimate.steps))
     np.add.at(interval_s, measured.worker, measured.steps * measured.median_s)
-    usable = measured.only(measured.modelled & (measured.share > 0))
     # In turns, because a worker's later time is compared with a curve that includes earlier ones.
     for turn in worked.turns():
         if not (modelled := worked.modelled[turn]).all():
@@ -94,6 +93,7 @@ def learn_times(estimate: Estimate, measured: Measurements) -> Estimate:
         fresh = estimate.steps[batch.workers] == 0
         after = _update(_begin(estimate, batch.only(fresh)), batch.only(~fresh))
         estimate = with_waves(replace(after, firsts=firsts))
+    usable = worked.only(worked.modelled)
     return replace(estimate, recent=with_recent(estimate.recent, usable))
 
 

@@ -407,7 +407,8 @@ def test_a_first_step_that_is_not_modelled_shows_what_a_new_share_costs() -> Non
 
     one_by_one = _learned(*known, first, second)
     together = learn_times(_learned(*known), Measurements.of((first, second)))
-    passes = _learned(*known, _seen(0, 50, 5.2, step=5, modelled=False), second, later)
+    again = _seen(0, 50, 0.2, step=6)
+    passes = _learned(*known, _seen(0, 50, 5.2, step=5, modelled=False), again, later)
 
     for estimate in (one_by_one, together):
         assert estimate.firsts.extra_s == pytest.approx([5.0])
