@@ -31,10 +31,11 @@ def main(fate: str, how: str, last: int) -> None:
     """Train; rank `VICTIM` meets its fate before the forward pass of step ``last``."""
     torch.set_num_threads(1)
     virtual.install()
-    virtual.costs(op_us=1.0, launch_us=1.0, queue_depth=100_000)
+    virtual.costs(op_us=1.0, launch_us=1.0, queue_depth=10_000_000)
     dist.init_process_group(virtual.BACKENDS, timeout=timedelta(seconds=WATCHDOG_S))
     stride = evenstride.Stride(global_batch=12)
-    loader = stride.loader(TensorDataset(torch.randn(6000, 4)))
+    # A host that runs ahead must not launch the whole epoch before it hears of the loss.
+    loader = stride.loader(TensorDataset(torch.randn(1_200_000, 4)))
     try:
         _train(fate, how, last, stride, loader)
     except evenstride.WorkerLost:
