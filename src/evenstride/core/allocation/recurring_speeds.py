@@ -8,6 +8,7 @@ latest ones. Which of the two is better is decided by the recent steps themselve
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,8 +24,10 @@ _FEWEST = 16  # steps to look at
 # shorter ones, and by this much as logarithms. (For the two halves of normal noise it is 2.6, of
 # uniform noise 3.5.)
 _APART_STD, _APART = 5.0, 0.12
-# Both levels must have this fraction of the steps. Spikes are rarer.
-_OFTEN = 0.19
+# Both levels of some worker must have this fraction of the steps. Spikes are rarer. Then the levels
+# of other workers, of which so many are looked at, need this smaller one: a split that leaves out
+# their slow steps would be judged too well.
+_OFTEN, _RARELY, _OTHERS = 0.19, 0.05, 64
 # A speed that lasts longer than this many times the longest earlier one has come to stay.
 _LASTING, _LASTING_STEPS = 1.5, 3
 # Workers to look at: those with the most changes and spikes, at least so many, or with a noise of
@@ -44,6 +47,9 @@ _SAME, _CONFIRMED, _MUCH_BETTER = 0.9, 24, 0.03
 # The part that one split for all speeds must save over following them, and while it is in force.
 # It was made for the very steps that it is judged by.
 _BEST_AFTERWARDS, _STILL_BEST = 0.10, 0.05
+# Equal shares, and those for the higher speeds, were not made for these steps. They must save this
+# part, and may lose it while a split is in force that differs by the second part at most.
+_EQUALLY_GOOD, _NEAR = 0.01, 0.01
 # Give every set of workers a number of its own.
 _WEIGHTS = np.sqrt(np.arange(1, 129) * 2.0 + 1.0)
 
@@ -82,16 +88,18 @@ class RecurringSpeeds:
         often = changes.turns + changes.spikes / (1.0 + _OFTEN * changes.steps)
         # Two speeds from the first step on are estimated as noise.
         often = often + _TURNS * latest.noise / _NOISY
-        some = np.argsort(-often, kind="stable")[:_MOST]
-        some = some[often[some] > _TURNS]
+        most = np.argsort(-often, kind="stable")[:_OTHERS]
+        some = most[:_MOST][often[most[:_MOST]] > _TURNS]
         if not len(some):
             return None
-        times = recent.share[:, some].T, recent.time_s[:, some].T
-        found = _TwoSpeeds.of(*times, latest.now.of(some), _fixed_part(recent.share, latest.now))
-        again = np.flatnonzero([_returns(states) for states in found.slow])
-        if not len(again):
-            return None
-        some, found = some[again], found.at(again)
+        fixed_part = _fixed_part(recent.share, latest.now)
+        for workers, least in ((some, _OFTEN), (most, _RARELY)):
+            times = recent.share[:, workers].T, recent.time_s[:, workers].T
+            found = _TwoSpeeds.of(*times, latest.now.of(workers), fixed_part, least)
+            again = np.flatnonzero([_returns(states) for states in found.slow])
+            if not len(again):
+                return None
+        some, found = most[again], found.at(again)
         # Other workers are as fast as estimated, apart from noise.
         fixed, slope = pooled.now.fixed_s.copy(), pooled.now.per_sample_s.copy()
         fixed[some], slope[some] = found.curves
@@ -132,21 +140,41 @@ class RecurringSpeeds:
                 soon = self._finishing(row[0], fleet, now)
                 gain = 1.0 - self.mean_s(soon, row) / self.mean_s(now, row)
                 return RecurringSplit(soon, f"every {period[0]} steps", gain)
-        if not enough or self._harms(one_s, fleet):
+        if not enough:
             return None
+        for shares, lead in self._instead(one, known, fleet, now, delay):
+            shares_s = self.mean_s(shares, parts)
+            if shares_s <= (1.0 - lead) * followed_s and not self._harms(shares_s, fleet):
+                how = "faster than decisions take effect"
+                return RecurringSplit(shares, how, 1.0 - shares_s / now_s)
+        return None
+
+    def _instead(
+        self, one: IntArray, known: FloatArray, fleet: Fleet, now: IntArray, delay: int
+    ) -> Iterator[tuple[IntArray, float]]:
+        """Yield splits that may replace following the speeds, and the part each must save."""
         # Part of a period more or less must not end the split that is in force.
-        in_force = bool((np.abs(now - one) <= 1 + _SLACK * now).all())
-        lead = _STILL_BEST if in_force else _BEST_AFTERWARDS
-        if one_s > (1.0 - lead) * followed_s:
-            return None
-        if not in_force:
-            # By chance, spikes seem to recur. So what is best for each half must be for the other.
-            for here, there in ((slice(half), slice(half, None)), (slice(half, None), slice(half))):
-                other = self._finishing(_balanced(parts[here], self.model), fleet, now)
-                follow_s = self._with_delay_s(known[there], parts[1:][there], batch, delay)
-                if self.mean_s(other, parts[1:][there][delay:]) > (1.0 - lead) * follow_s:
-                    return None
-        return RecurringSplit(one, "faster than decisions take effect", 1.0 - one_s / now_s)
+        if (np.abs(now - one) <= 1 + _SLACK * now).all():
+            yield one, _STILL_BEST
+        elif self._best_in_both_halves(known, fleet, now, delay):
+            yield one, _BEST_AFTERWARDS
+        for shares in as_array(equal_split(fleet)), self._finishing(np.ones(len(now)), fleet, now):
+            near = bool((np.abs(now - shares) <= 1 + _NEAR * now).all())
+            yield shares, -_EQUALLY_GOOD if near else _EQUALLY_GOOD
+
+    def _best_in_both_halves(
+        self, known: FloatArray, fleet: Fleet, now: IntArray, delay: int
+    ) -> bool:
+        """Return whether the best split for each half of the steps is also good in the other."""
+        # By chance, spikes seem to recur.
+        half = len(self.parts) // 2
+        for here, there in ((slice(half), slice(half, None)), (slice(half, None), slice(half))):
+            fitted = self._finishing(_balanced(self.parts[here], self.model), fleet, now)
+            passed = self.parts[1:][there]
+            follow_s = self._with_delay_s(known[there], passed, fleet.global_batch, delay)
+            if self.mean_s(fitted, passed[delay:]) > (1.0 - _BEST_AFTERWARDS) * follow_s:
+                return False
+        return True
 
     def _longest_spell(self) -> int:
         """Return the most steps in a row in which a worker that changes had one speed."""
@@ -266,12 +294,18 @@ class _TwoSpeeds:
 
     @classmethod
     def of(
-        cls, share: FloatArray, time_s: FloatArray, now: CurveEstimates, fixed_part: float
+        cls,
+        share: FloatArray,
+        time_s: FloatArray,
+        now: CurveEstimates,
+        fixed_part: float,
+        often: float,
     ) -> _TwoSpeeds:
         """Find them in the shares and times of ``n`` steps, ``(k, n)`` both; a share of 0 is none.
 
         Estimates that follow such a worker also bend its curve. So the one with the least scatter
-        around two levels is taken, of some with other fixed times.
+        around two levels is taken, of some with other fixed times. Each level has the part
+        ``often`` of the steps or more.
 
         Source:
             The threshold with the largest variance between both parts is that of Otsu, "A threshold
@@ -280,7 +314,7 @@ class _TwoSpeeds:
         offsets, logs = _by_shape(share, time_s, now, fixed_part)
         steps, each = logs.shape[2], np.arange(len(share))
         ordered = np.sort(logs, axis=2)
-        least = math.ceil(_OFTEN * steps)
+        least = math.ceil(often * steps)
         count = np.arange(least, steps - least + 1)
         sums, squares = np.cumsum(ordered, axis=2), np.cumsum(ordered**2, axis=2)
         under = sums[:, :, least - 1 : steps - least]

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
+import pytest
 
 from evenstride.core.allocation.recurring_speeds import RecurringSpeeds, RecurringSplit
 from evenstride.core.arrays import FloatArray, IntArray
@@ -168,6 +169,42 @@ def test_no_split_is_planned_that_may_be_worse_than_equal_shares() -> None:
     wrong = replace(speeds, longer=2.0)
     assert wrong.next_split(FLEET, EQUAL, 2, 1) is None
     assert wrong.next_split(FLEET, EQUAL, 4, 8) is None
+
+
+def burst(workers: int, usual: float, seed: int) -> RecurringSpeeds:
+    """Return what is known of equal workers that halve their speed at random, 5 steps each time."""
+    rng, estimate = np.random.default_rng(seed), Estimate.unknown(workers)
+    shares, slow = np.full(workers, 64), np.zeros(workers, dtype=bool)
+    for step in range(150):
+        slow = np.where(slow, rng.random(workers) < 0.8, rng.random(workers) < 1.0 / usual)
+        factor = (1.0 + slow) * np.exp(0.02 * rng.standard_normal(workers))
+        reported = shares, np.full(workers, step), np.ones(workers, dtype=np.int64)
+        busy_s = (0.005 + 0.001 * shares) * factor
+        seen = Measurements(np.arange(workers), *reported, busy_s, np.zeros(workers))
+        estimate = learn_times(estimate, seen)
+    speeds = RecurringSpeeds.of(estimate, estimate)
+    assert speeds is not None
+    return speeds
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_equal_workers_that_are_slow_at_random_get_equal_shares(seed: int) -> None:
+    fleet = Fleet(tuple(Worker(str(rank)) for rank in range(8)), 512)
+    uneven = np.array([36, 68, 68, 68, 68, 68, 68, 68])
+    plans = [burst(8, 12, seed).next_split(fleet, now, 4, 4) for now in (np.full(8, 64), uneven)]
+
+    for plan in plans:
+        assert plan is not None
+        assert np.abs(plan.shares - 64).max() <= 1
+
+
+def test_all_workers_that_are_slow_again_and_again_count() -> None:
+    slow = burst(8, 20, 1).slow.mean(axis=0)
+
+    # Alone, the rarely slow ones would count as spikes.
+    assert len(slow) >= 7
+    assert (slow < 0.19).any()
+    assert (slow > 0.19).any()
 
 
 def test_they_end_the_wait_after_a_worse_split() -> None:
