@@ -96,7 +96,11 @@ class RecurringSpeeds:
         for workers, least in ((some, _OFTEN), (most, _RARELY)):
             times = recent.share[:, workers].T, recent.time_s[:, workers].T
             found = _TwoSpeeds.of(*times, latest.now.of(workers), fixed_part, least)
-            again = np.flatnonzero([_returns(states) for states in found.slow])
+            by_speed = [
+                _returns(slow) and not _by_share(slow, share)
+                for slow, share in zip(found.slow, times[0], strict=True)
+            ]
+            again = np.flatnonzero(by_speed)
             if not len(again):
                 return None
         some, found = most[again], found.at(again)
@@ -248,6 +252,11 @@ def _returns(slow: Mask) -> bool:
     # The latest speed may have come to stay; it is compared with the same speed before, apart from
     # the very first time, which may have lasted since before the speeds began to change.
     return bool(lasted[-1] <= _LASTING * lasted[-3:0:-2].max() + _LASTING_STEPS)
+
+
+def _by_share(slow: Mask, share: FloatArray) -> bool:
+    """Return whether a worker is slow where it has more samples: its curve has a cliff there."""
+    return bool(share[slow].min() > share[~slow].max())
 
 
 def _alike(before: FloatArray, now: FloatArray, fewest: int) -> Mask:

@@ -109,7 +109,7 @@ class Adaptive:
         outlook = StepForecast(pooled(estimate, at, kinds), fleet, self.noise_margin).daring(now)
         unclear = estimate.seen.unclear
         recurring = None
-        if not unclear.any() and not state.idle.away:
+        if not (unclear.any() or state.idle.away or state.supervisor.overdrawn):
             recurring = _for_recurring(outlook, situation, self.min_gain)
         state = replace(state, kinds=kinds, recurs=recurring is not None)
         if recurring is not None:
@@ -331,14 +331,14 @@ class AdaptiveState:
         if self.idle.away:
             supervisor = Supervisor()
         elif self.recurs:
-            supervisor = self.supervisor.aside()
+            supervisor = self.supervisor.aside(situation)
         else:
             supervisor = self.supervisor.after(situation)
         discoveries = situation.estimate.seen.discoveries
-        new = discoveries != self.discoveries
+        new = discoveries != self.discoveries and supervisor.pardonable
         explained = new or (self.explained and not len(situation.in_force))
         if explained or self.explained:
-            supervisor = supervisor.forgiven()
+            supervisor = supervisor.forgiven(new=new)
         return replace(self, supervisor=supervisor, discoveries=discoveries, explained=explained)
 
 

@@ -49,11 +49,16 @@ _PASSING, _PATIENCE = 0.99, 4.0
 _LASTS, _UNMEASURED = 64, 8
 # Steps that a trial takes, and the part by which each may be longer at most.
 _TRIAL_STEPS, _MOST_RISK = 8, 0.5
+# What is known of a whole run, whatever its splits.
+_OF_THE_RUN = ("equal", "uneven", "total_s", "lost_s", "regret_s", "pardons")
 _FEW = 5  # fewer steps than these have no mean.
 _LEFT = 6  # number of earlier splits that are remembered
 # Steps of the equal split that a run may lose before the bound on the regret applies, and the part
 # of the run that an earlier gain makes up for.
 _ALLOWED, _CREDIT = 4.0, 0.01
+# A run that has lost so many steps trusts no curves instead of measured steps: no recurring speeds,
+# and after this many times no discovered shape of a curve either.
+_MOST_LOST, _PARDONS = 16.0, 2
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -302,15 +307,34 @@ class Supervisor:
     total_s: float = 0.0  # time of all steps.
     lost_s: float = 0.0  # time lost against the equal split, below 0 for a gain.
     regret_s: float = 0.0  # the same, but earlier gains make up only for a small part of the run.
+    pardons: int = 0  # number of times that another split was allowed although too much was lost.
 
-    def forgiven(self) -> Supervisor:
-        """Return the state in which any split may be tried again, at once."""
-        return replace(self, away=None, hold=None, failures=0, debt_s=0.0)
+    @property
+    def overdrawn(self) -> bool:
+        """Whether the run has lost so much against the equal split that no curves are trusted."""
+        lost_steps = self.regret_s - _BUDGET * self.total_s
+        return self.equal is not None and lost_steps > _MOST_LOST * self.equal.step_s
 
-    def aside(self) -> Supervisor:
-        """Return the state in which only the equal split and the run so far are known."""
-        kept = replace(Supervisor(equal=self.equal), total_s=self.total_s, lost_s=self.lost_s)
-        return replace(kept, regret_s=self.regret_s)
+    @property
+    def pardonable(self) -> bool:
+        """Whether newly discovered curves may end the wait after a worse split."""
+        return self.pardons < _PARDONS or not self.overdrawn
+
+    def forgiven(self, *, new: bool) -> Supervisor:
+        """Return the state in which any split may be tried again, at once.
+
+        ``new`` says that the reason is new.
+        """
+        pardons = self.pardons + (new and self.overdrawn)
+        return replace(self, away=None, hold=None, failures=0, debt_s=0.0, pardons=pardons)
+
+    def aside(self, situation: Situation) -> Supervisor:
+        """Return the state after some more measurements, without any split but the equal one."""
+        run = {name: getattr(self, name) for name in _OF_THE_RUN}
+        state = Supervisor(**run)
+        for seen in stretches(situation.observations, situation.fleet):
+            state = state._with_equal(seen, situation)
+        return state
 
     def after(self, situation: Situation) -> Supervisor:
         """Return the state after some more measurements."""
@@ -434,7 +458,10 @@ class Supervisor:
         if slower or (better.steps >= _ENOUGH and changed.any()):
             # A speed has changed, so the other split may be the better one now.
             mistakes, failures = self.mistakes + slower, max(0, self.failures - 1)
-            return replace(self, hold=None, debt_s=0.0, failures=failures, mistakes=mistakes)
+            # The equal split has become slower, so nothing was lost against it.
+            regret_s = min(self.regret_s, 0.0) if slower else self.regret_s
+            state = replace(self, hold=None, debt_s=0.0, failures=failures, mistakes=mistakes)
+            return replace(state, regret_s=regret_s)
         if hold.kept.steps < _AGAIN <= better.steps:
             return replace(self, hold=replace(hold, kept=better))
         return self

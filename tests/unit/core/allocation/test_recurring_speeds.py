@@ -207,6 +207,16 @@ def test_all_workers_that_are_slow_again_and_again_count() -> None:
     assert (slow > 0.19).any()
 
 
+def test_a_worker_that_is_slow_with_more_samples_has_one_speed() -> None:
+    more = np.array([65, 64, 64, 63])
+    cliff = alternated(lambda step: more if step % 2 else EQUAL, 60)
+    none = alternated(lambda step: EQUAL if step % 2 else more, 60)
+
+    # Worker 0 is slow in each second step: where it has 65 samples, or where it has 64.
+    assert RecurringSpeeds.of(cliff, cliff) is None
+    assert RecurringSpeeds.of(none, none) is not None
+
+
 def test_they_end_the_wait_after_a_worse_split() -> None:
     estimate, zeros = alternated(lambda _: EQUAL, 40), np.zeros(4)
     kept = Tried(EQUAL, (-2.6,) * 5, np.full((3, 4), 0.074), 5, zeros)
@@ -218,3 +228,7 @@ def test_they_end_the_wait_after_a_worse_split() -> None:
 
     assert decision.reason.startswith("speeds change back and forth every 2 steps")
     assert state.after(situation).supervisor.hold is None
+    # Unless too much has been lost: then no curves are trusted.
+    lost = AdaptiveState(supervisor=Supervisor(kept, equal=kept, hold=hold, regret_s=2.0))
+    _, decision = Adaptive().decide(lost, situation)
+    assert decision.reason.startswith("steps measured longer; the shares stay until step 1000")

@@ -282,6 +282,18 @@ def test_a_cliff_is_met_once() -> None:
     assert ahead > 0.8
 
 
+def test_a_cliff_that_is_met_again_and_again_ends_at_equal_shares() -> None:
+    cliff = {"count": 4, "noise": 0.08, "cliff_at": 8, "cliff_factor": 6.0}
+    workers = [
+        {"name": "fast", "samples_per_s": 260, "fixed_s": 0.005, **cliff},
+        {"name": "slow", "samples_per_s": 135, "fixed_s": 0.022, "count": 4, "noise": 0.05},
+    ]
+
+    # Each crossing lasts for eight steps, which cost as much as fifty.
+    ahead = _against_equal(global_batch=64, steps=300, workers=workers, exchange={"lag": 8})
+    assert ahead > 0.7
+
+
 def test_small_losses_at_many_splits_are_bounded_together() -> None:
     run, factors = Run(), (0.9, 1.0, 1.17)
     run.at(EQUAL, *[(0.1 * factors[step % 3],) * 3 for step in range(17)])
@@ -306,6 +318,62 @@ def test_a_trial_may_cost_a_small_part_of_a_large_gain() -> None:
 
     situation = Situation(FLEET, OTHER, run.step, Measurements.of(()), KNOWN)
     assert 0.0 < run.state.risk(situation) < 0.15
+
+
+def _lost(run: Run) -> None:
+    """Lose more than a run may at a split that is worse than the equal one."""
+    run.at(EQUAL, *[USUAL] * 5)
+    run.step += 10
+    run.at(OTHER, (0.08, 2.5, 0.1), (0.08, 2.5, 0.1))
+    assert run.state.overdrawn
+
+
+def test_a_run_that_has_lost_too_much_is_pardoned_twice() -> None:
+    run = Run()
+    _lost(run)
+
+    state = run.state.forgiven(new=False)
+    assert (state.hold, state.pardons) == (None, 0)
+    assert state.pardonable
+    twice = state.forgiven(new=True).forgiven(new=True)
+    assert twice.overdrawn
+    assert not twice.pardonable
+    assert replace(twice, regret_s=0.0).pardonable
+
+
+def test_discoveries_do_not_end_the_wait_of_a_run_that_has_lost_too_much() -> None:
+    run = Run()
+    _lost(run)
+    tried = replace(run.state, pardons=2)
+    found = replace(KNOWN, seen=replace(KNOWN.seen, tries=np.array([1, 0, 0])))
+    situation = Situation(FLEET, EQUAL, run.step, Measurements.of(()), found)
+
+    assert AdaptiveState(supervisor=run.state).after(situation).supervisor.hold is None
+    assert AdaptiveState(supervisor=tried).after(situation).supervisor.hold is not None
+
+
+def test_nothing_was_lost_if_the_equal_split_has_become_slower() -> None:
+    run = Run()
+    _lost(run)
+
+    run.at(EQUAL, *[(3.0, 3.0, 3.0)] * 3)
+
+    assert run.state.hold is None
+    assert run.state.regret_s <= 0
+
+
+def test_losses_are_counted_while_speeds_recur() -> None:
+    run = Run()
+    run.at(EQUAL, *[USUAL] * 5)
+    state = AdaptiveState(supervisor=run.state, recurs=True)
+    for step in range(5, 9):
+        seen = [Observation(k, OTHER[k], step, (SLOWER[k],), (0.0,)) for k in range(3)]
+        state = replace(
+            state.after(Situation(FLEET, OTHER, step, Measurements.of(seen), KNOWN)), recurs=True
+        )
+
+    # The first step may have been slow because its shares were new.
+    assert state.supervisor.lost_s == pytest.approx(3 * 0.1)
 
 
 def test_after_splits_for_different_speeds_only_the_run_is_known() -> None:
