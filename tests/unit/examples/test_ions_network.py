@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -184,6 +185,25 @@ def test_the_command_prints_all_splits_and_draws(
     named = {"random fifth", "0.1 M", "1 M", "2 M"}
     assert set(printed) == {"took_s", *named, *(f"{name}, polynomial" for name in named)}
     assert drawn.stat().st_size > 10_000
+
+
+def test_the_command_trains_on_as_few_as_asked(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trained = []
+
+    def by_network(recorded: profiles.Recorded, train: torch.Tensor, *rest: Any) -> torch.Tensor:
+        trained.append(len(train))
+        return by_polynomial(recorded, train, rest[0])
+
+    monkeypatch.setattr(profiles, "by_network", by_network)
+    command = ["profiles", "--data", str(folder), "--random-only", "--train", "3", "--json"]
+    monkeypatch.setattr(sys, "argv", command)
+
+    profiles.main()
+
+    assert trained == [3]
+    assert "random fifth" in json.loads(capsys.readouterr().out)
 
 
 def test_without_the_data_one_line_says_what_to_pass(tmp_path: Path) -> None:
