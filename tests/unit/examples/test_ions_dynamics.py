@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,15 +17,6 @@ from tests.messages import raises_message
 
 SLAB = Slab(3.0, 0.5, -0.02)
 BOX = box_of(SLAB, 16)
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Use one thread: small tensors gain nothing from more, and lose much on busy processors."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def energies(at_nm: torch.Tensor, box: Box = BOX) -> torch.Tensor:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,16 +16,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.messages import raises_message
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Use one thread: small tensors gain nothing from more, and lose much on busy processors."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
 
 SMALL = Settings(ions=30, replicas=16, equilibrate=10, sweeps=20, bins=40)
 TINY = Settings(ions=12, replicas=4, equilibrate=5, sweeps=20, bins=20)
