@@ -5,7 +5,8 @@
 Each recording has two halves. A model of lifetimes is fitted to the first halves of its group. The
 bag runs on one machine at a time, and a new machine lives as long as the next one in the second
 half. The first is chosen at random. Before a new machine works, it takes `--start-s` seconds, which
-are paid. A killed job starts again from its last save. Ways to place jobs:
+are paid. A killed job starts again from its last save, which took `--save-s` seconds. Ways to place
+jobs:
 
     new       a new machine for each job
     any       each machine takes jobs in order until it is lost, as with a constant rate
@@ -95,15 +96,22 @@ class Costs:
 
     Args:
         start_s: Time until a new machine works.
-        save_s: Work between two saves; infinity for none. A save takes no time.
+        every_s: Work between two saves; infinity for none.
+        save_s: Time of a save.
     """
 
     start_s: float
+    every_s: float
     save_s: float
 
-    def kept_s(self, done_s: float) -> float:
-        """Return how much of some work is in the last save."""
-        return done_s // self.save_s * self.save_s if self.save_s < np.inf else 0.0
+    def takes_s(self, work_s: float) -> float:
+        """Return the time of some work and its saves."""
+        return work_s + work_s // self.every_s * self.save_s
+
+    def kept_s(self, spent_s: float) -> float:
+        """Return how much work is in the last save after some time."""
+        saves = spent_s // (self.every_s + self.save_s)
+        return saves * self.every_s if saves else 0.0
 
 
 def run_bag(
@@ -125,18 +133,19 @@ def run_bag(
         while waiting and age_s < life_s:
             job = 0
             if way == "placed":
-                chosen = place(model, age_s, np.array(waiting), costs.start_s)
+                takes_s = np.array([costs.takes_s(work_s) for work_s in waiting])
+                chosen = place(model, age_s, takes_s, costs.start_s)
                 if chosen is None and age_s > costs.start_s:
                     bill.given_back += 1
                     break
                 job = chosen or 0  # a new machine has to take some job
             bill.attempts += 1
-            if age_s + waiting[job] > life_s:
+            if age_s + costs.takes_s(waiting[job]) > life_s:
                 bill.failed += 1
                 waiting[job] -= costs.kept_s(life_s - age_s)
                 age_s = life_s
             else:
-                age_s += waiting.pop(job)
+                age_s += costs.takes_s(waiting.pop(job))
                 if way == "new":
                     break
         bill.paid_s += min(age_s, life_s)
@@ -145,12 +154,12 @@ def run_bag(
 
 def replayed(pool: Pool, way: str, model: Lifetime, args: argparse.Namespace) -> list[Bill]:
     """Run a bag for each seed; all ways have the same jobs and the same machines."""
-    costs, bills = Costs(args.start_s, 60.0 * args.save_min or np.inf), []
+    costs, bills = Costs(args.start_s, 60.0 * args.save_min or np.inf, args.save_s), []
     for seed in range(args.seeds):
         random = np.random.default_rng(seed)
         work_s = args.hours * HOUR_S * random.uniform(0.25, 1.75, args.jobs)
         lives_s = np.roll(pool.lives_s, -random.integers(len(pool.lives_s)))
-        longest_s = min(work_s.max(), costs.save_s)
+        longest_s = min(work_s.max(), costs.every_s)
         if costs.start_s + longest_s >= lives_s.max():
             raise ConfigError(
                 f"no machine of the recording lives for {longest_s / HOUR_S:.3g} h of work after "
@@ -234,11 +243,15 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--hours", type=float, default=1.0, help="mean length of a job")
     parser.add_argument("--jobs", type=int, default=100, help="jobs of a bag")
     parser.add_argument("--save-min", type=float, default=0.0, help="work between saves; 0: none")
+    parser.add_argument("--save-s", type=float, default=10.0, help="time of a save")
     parser.add_argument("--start-s", type=float, default=120.0, help="until a machine works")
     parser.add_argument("--seeds", type=int, default=20, help="bags for each recording")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     args = parser.parse_args(arguments)
-    if min(args.hours, args.jobs, args.seeds) <= 0 or min(args.save_min, args.start_s) < 0:
+    if (
+        min(args.hours, args.jobs, args.seeds) <= 0
+        or min(args.save_min, args.save_s, args.start_s) < 0
+    ):
         parser.error("expected --hours, --jobs and --seeds above 0, and no time below 0")
     return args
 

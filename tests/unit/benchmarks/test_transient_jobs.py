@@ -15,7 +15,7 @@ from evenstride.sim.scenario.recordings import SpotTrace
 from tests.messages import check_message
 
 MODEL = Exponential(100.0)
-COSTS = Costs(start_s=2.0, save_s=np.inf)
+COSTS = Costs(start_s=2.0, every_s=np.inf, save_s=1.0)
 
 
 def bag(
@@ -42,10 +42,13 @@ def test_a_machine_that_is_lost_during_its_start_is_paid() -> None:
 
 
 def test_a_killed_job_goes_on_from_its_last_save() -> None:
-    often = Costs(start_s=2.0, save_s=4.0)
+    often = Costs(start_s=2.0, every_s=4.0, save_s=1.0)
 
-    # 9 of 10 s are done when the machine is lost, 8 of them saved.
-    assert bag([10.0], [11.0, 50.0], "any", costs=often) == Bill(10.0, 11.0 + 4.0, 2, 1, 2, 0)
+    # After 10 s of work and saves the machine is lost; 8 of 10 s of work are saved.
+    bill = bag([10.0], [12.0, 50.0], "any", costs=often)
+
+    assert bill == Bill(10.0, 12.0 + 4.0, 2, 1, 2, 0)
+    assert bag([10.0], [14.0], "any", costs=often).paid_s == 2.0 + 10.0 + 2 * 1.0
 
 
 def test_a_placed_job_avoids_the_end_of_a_machine() -> None:
