@@ -2,6 +2,7 @@
 
     python -m examples.ions.bag make FOLDER --jobs 64
     python -m examples.ions.bag work FOLDER            # once per core or machine
+    python -m examples.ions.bag work FOLDER --recording spot.csv --age 7200
     python -m examples.ions.bag status FOLDER --json
 
 A worker holds a simulation by a claim, the file ``claims/NUMBER.GENERATION``, and renews its
@@ -13,6 +14,9 @@ are written atomically, and the first one counts.
 Several machines need a shared folder, and clocks that differ by much less than the lease. SIGTERM
 and Ctrl-C save the state and release the claim. After SIGKILL, the work since the last saved state
 is lost.
+
+With a recording of spot machines, a worker chooses simulations by the expected remaining life of
+its machine. It ends if a new machine would be better: give the machine back then.
 """
 
 from __future__ import annotations
@@ -23,22 +27,36 @@ import os
 import secrets
 import signal
 import socket
+import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from examples.ions.files import add_whole, read_if_there, read_whole, replace_whole
 from examples.ions.model import Slab
-from examples.ions.simulate import Settings, Simulation
+from examples.ions.simulate import METHODS, Settings, Simulation
+
+from evenstride.core.reliability import Lifetime, place
+from evenstride.errors import EvenstrideError
+from evenstride.planner.spot_recordings import recorded_transience
 
 RANGES = ((4.0, 5.0), (0.1, 2.0), (-0.02, -0.01))  # length_nm, salt_molar, charge_c_per_m2
 _RELEASED_S = 0.0  # modification time of a released claim
 _FOLDERS = ("claims", "states", "results")
+
+
+Choose = Callable[[Sequence[int]], int | None]
+"""Returns which simulation to take, from the sweeps left of each, or ``None`` for none of them."""
+
+
+class NewMachineBetter(Exception):
+    """The machine has so little life left that a new one would be better for all simulations."""
 
 
 class ClaimLost(Exception):
@@ -108,17 +126,26 @@ class Bag:
         result: dict[str, Any] = read_whole(self._path("results", f"{job:05}.pt"))
         return result
 
-    def claim(self, worker: str) -> Claim | None:
-        """Claim a simulation that no worker holds. Return ``None`` if all are held or finished."""
+    def claim(self, worker: str, choose: Choose = lambda _: 0) -> Claim | None:
+        """Claim a simulation that no worker holds. Return ``None`` if all are held or finished.
+
+        Args:
+            worker: Name of the worker.
+            choose: Chooses among the simulations that are free. The default takes the first.
+
+        Raises:
+            NewMachineBetter: ``choose`` takes none of them.
+        """
         finished, newest = set(self.finished()), self._newest()
-        for job in range(len(self.design.points)):
-            generation = newest.get(job, 0)
-            if job in finished or (generation and self._held(job, generation)):
-                continue
-            claim = Claim(self, job, generation + 1)
-            if not claim.take(worker):  # another worker was faster
-                continue
-            if not self._path("results", f"{job:05}.pt").exists():
+        free = [Claim(self, job, newest.get(job, 0) + 1) for job in range(len(self.design.points))]
+        free = [claim for claim in free if claim.job not in finished and not claim.is_early()]
+        while free:
+            chosen = choose([claim.sweeps_left() for claim in free])
+            if chosen is None:
+                raise NewMachineBetter(f"of {worker}")
+            claim = free.pop(chosen)
+            # Otherwise, another worker was faster.
+            if claim.take(worker) and not self._path("results", f"{claim.job:05}.pt").exists():
                 return claim
         return None
 
@@ -176,6 +203,15 @@ class Claim:
         self.bag, self.job, self.generation = bag, job, generation
         self._path = bag._path("claims", f"{job:05}.{generation}")
         self._result = bag._path("results", f"{job:05}.pt")
+
+    def is_early(self) -> bool:
+        """Return whether a worker still holds the claim before this one."""
+        return self.generation > 1 and self.bag._held(self.job, self.generation - 1)
+
+    def sweeps_left(self) -> int:
+        """Return the sweeps from the newest saved state to the end, at least 1."""
+        settings, state = self.bag.design.settings, self.state() or {"sweeps": 0}
+        return max(settings.equilibrate + settings.sweeps - int(state["sweeps"]), 1)
 
     def take(self, worker: str) -> bool:
         """Create the file of the claim. Return ``False`` if it exists."""
@@ -274,8 +310,37 @@ def _differences(existing: dict[str, Any], requested: dict[str, Any]) -> str:
     return ", ".join(differences) or "its points differ"
 
 
+class Machine:
+    """The machine of a worker, which may be preempted.
+
+    Args:
+        lifetime: Of such machines.
+        age_s: Its age now.
+        clock: Returns seconds.
+    """
+
+    def __init__(self, lifetime: Lifetime, age_s: float, clock: Callable[[], float]) -> None:
+        self._lifetime, self._clock, self._came_s = lifetime, clock, clock() - age_s
+        self._sweep_s = 0.0  # unknown
+
+    def choose(self, left: Sequence[int]) -> int | None:
+        """Choose by the expected remaining life. The first simulation measures the speed."""
+        if not self._sweep_s:
+            return 0
+        work_s = self._sweep_s * np.array(left, dtype=np.float64)
+        return place(self._lifetime, self._clock() - self._came_s, work_s)
+
+    def has_run(self, sweeps: int, took_s: float) -> None:
+        """Note the speed of a simulation."""
+        self._sweep_s = took_s / sweeps
+
+
 def work(
-    bag: Bag, worker: str, stopped: Callable[[], bool], wait: Callable[[float], object]
+    bag: Bag,
+    worker: str,
+    stopped: Callable[[], bool],
+    wait: Callable[[float], object],
+    machine: Machine | None = None,
 ) -> int:
     """Simulate until the bag is finished or `stopped` returns true.
 
@@ -284,15 +349,22 @@ def work(
         worker: Name of this worker, stored in its claims.
         stopped: Returns whether to release the current claim and return.
         wait: Waits for a number of seconds, so that claims of other workers may expire.
+        machine: Chooses simulations by its remaining life; by default, they are taken in order.
 
     Returns:
         Number of simulations that this worker finished.
+
+    Raises:
+        NewMachineBetter: The machine should be given back.
     """
     count = 0
     while not stopped():
-        claim = bag.claim(worker)
+        claim = bag.claim(worker, machine.choose) if machine else bag.claim(worker)
         if claim is not None:
-            count += simulate(claim, stopped)
+            begun_s, sweeps = bag.clock(), claim.sweeps_left()
+            count += (finished := simulate(claim, stopped))
+            if machine and finished:
+                machine.has_run(sweeps, bag.clock() - begun_s)
         elif len(bag.finished()) == len(bag.design.points):
             break
         else:
@@ -333,21 +405,33 @@ def main() -> None:
     parser.add_argument(
         "--ions", type=int, default=Settings().ions, help="approximate ions per box"
     )
+    parser.add_argument("--method", choices=METHODS, default=METHODS[0], help="of a new bag")
     parser.add_argument("--lease", type=float, default=30.0, help="of a new bag, in seconds")
+    parser.add_argument("--recording", type=Path, help="of spot machines, to choose by their lives")
+    parser.add_argument("--age", type=float, default=0.0, help="of this machine, in seconds")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     if args.what == "make":
-        settings = Settings(args.ions, args.replicas, sweeps=args.sweeps)
+        settings = Settings(args.ions, args.replicas, sweeps=args.sweeps, method=args.method)
         points = spread(args.jobs, args.seed)
         make_bag(args.folder, Design(points, settings, args.seed, args.lease))
-    elif args.what == "work" and work_until_signal(Bag(args.folder)) == signal.SIGINT:
-        raise SystemExit(128 + signal.SIGINT)
+    elif args.what == "work":
+        try:
+            machine = _machine(args.recording, args.age) if args.recording else None
+        except EvenstrideError as error:
+            parser.error(str(error))
+        if work_until_signal(Bag(args.folder), machine) == signal.SIGINT:
+            raise SystemExit(128 + signal.SIGINT)
     status = Bag(args.folder).status()
     lines = (f"{name:12} {value:g}" for name, value in status.items())
     print(json.dumps(status) if args.json else "\n".join(lines))
 
 
-def work_until_signal(bag: Bag) -> int | None:
+def _machine(recording: Path, age_s: float) -> Machine:
+    return Machine(recorded_transience(recording).lifetime, age_s, time.time)
+
+
+def work_until_signal(bag: Bag, machine: Machine | None = None) -> int | None:
     """Work until the bag is finished or SIGTERM or SIGINT arrives. Return the signal, if any."""
     torch.set_num_threads(1)  # a worker uses one core; start more workers for more cores
     stop, received = threading.Event(), []
@@ -358,7 +442,10 @@ def work_until_signal(bag: Bag) -> int | None:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, leave)
-    work(bag, f"{socket.gethostname()}:{os.getpid()}", stop.is_set, stop.wait)
+    try:
+        work(bag, f"{socket.gethostname()}:{os.getpid()}", stop.is_set, stop.wait, machine)
+    except NewMachineBetter:
+        print("little life is left: give this machine back, and start a new one", file=sys.stderr)
     return received[0] if received else None
 
 

@@ -35,7 +35,7 @@ from torch import Tensor
 
 DEFAULT = Path(os.environ.get("EVENSTRIDE_DATA", "data"), "ionic-density")
 FILE = "ionic-density-profiles.npz"
-_TOO_WIDE = 2.1  # the recorded errors must be divided by this, according to their authors
+TOO_WIDE = 2.1  # the recorded errors must be divided by this, according to their authors
 _SALT = 1  # column of the points
 
 
@@ -99,7 +99,7 @@ def read(folder: Path) -> Recorded:
     # The recorded bins extend slightly beyond the walls, so places are relative to the bins.
     span_nm = (z_nm[:, -1] - z_nm[:, 0]) * z_nm.shape[1] / (z_nm.shape[1] - 1)
     contact = torch.from_numpy(0.5 + (wall_to_ion_nm - points[:, 0] / 2) / span_nm)
-    return Recorded(torch.from_numpy(points), density, error / _TOO_WIDE, contact)
+    return Recorded(torch.from_numpy(points), density, error / TOO_WIDE, contact)
 
 
 def _in_pairs(array: Any) -> Tensor:
@@ -202,6 +202,7 @@ def main() -> None:
     parser.add_argument(
         "--random-only", action="store_true", help="skip the splits by concentration"
     )
+    parser.add_argument("--train", type=int, help="most simulations to train with a random fifth")
     parser.add_argument("--plot", type=Path, help="file to draw to")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
@@ -210,6 +211,7 @@ def main() -> None:
     how = Training(args.steps, dropout=args.dropout, seed=args.seed, per_salt=not args.plain)
 
     train, test = random_split(len(recorded.points), 0.2, args.seed)
+    train = train[: args.train]
     predicted = by_network(recorded, train, test, how)
     if args.plot:
         plot(recorded, test, predicted, args.plot)

@@ -31,11 +31,12 @@ import numpy as np
 import torch
 from examples.ions.bag import RANGES, Bag, Design, make_bag, spread
 from examples.ions.network import fit, surrogate
-from examples.ions.simulate import Settings
+from examples.ions.simulate import METHODS, Settings
 from examples.ions.surrogate import Results, is_held_out
 from numpy.typing import NDArray
 
 from evenstride.errors import EvenstrideError
+from evenstride.planner.spot_recordings import recorded_transience
 from evenstride.sim.scenario.recordings import SpotTrace, machines, spot_traces
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -160,8 +161,23 @@ def start_process(*command: str, stdout: int | None = None) -> subprocess.Popen[
     )
 
 
-def _worker(folder: Path) -> subprocess.Popen[bytes]:
-    return start_process("examples.ions.bag", "work", str(folder), stdout=subprocess.DEVNULL)
+def start_worker(folder: Path, recording: Path | None) -> subprocess.Popen[bytes]:
+    placed = ("--recording", str(recording)) if recording else ()
+    command = ("examples.ions.bag", "work", str(folder), *placed)
+    return start_process(*command, stdout=subprocess.DEVNULL)
+
+
+def write_recording(who: NDArray[np.int64], tick_s: float, path: Path) -> Path:
+    """Write the second half of a trace, which is replayed last, as a recording of machines.
+
+    Raises:
+        ConfigError: No machine was preempted in it.
+    """
+    up = (who[len(who) // 2 :] >= 0).sum(axis=1)
+    rows = (f"{tick * tick_s:.6f},{count}" for tick, count in enumerate(up.tolist()))
+    path.write_text("\n".join(("at_s,up", *rows)))
+    recorded_transience(path)
+    return path
 
 
 def _kill(worker: subprocess.Popen[bytes]) -> None:
@@ -184,13 +200,15 @@ def end_all(processes: list[subprocess.Popen[bytes]]) -> None:
 
 def run(bag: Bag, who: NDArray[np.int64], args: argparse.Namespace) -> dict[str, Any]:
     """Simulate and train until both are done. Return the counts."""
+    path = bag.folder / "machines.csv"
+    recording = write_recording(who, args.tick, path) if args.placed else None
     begun_s = time.monotonic()
     launcher = "evenstride.lab.processes.rendezvous"
     ranks = f"--nproc-per-node={args.ranks}"
     command = ("-m", "examples.ions.surrogate", str(bag.folder))
     after = f"--epochs-after={args.epochs_after}"
     training = start_process(launcher, ranks, *command, after, f"--seed={args.seed}")
-    slots = Slots(lambda: _worker(bag.folder), _kill)
+    slots = Slots(lambda: start_worker(bag.folder, recording), _kill)
     try:
         ticks = replay(
             who,
@@ -253,10 +271,12 @@ def make_parser() -> argparse.ArgumentParser:
     add("--ions", type=_count, default=60, help="approximate ions per box")
     add("--replicas", type=_count, default=16, help="boxes that are simulated in parallel")
     add("--sweeps", type=_count, default=60, help="sweeps that each simulation averages")
+    add("--method", choices=METHODS, default=METHODS[0], help="of the simulations")
     add("--trace", default="made", help="'made' (random), or the name of a recording")
     add("--from-tick", type=int, default=0, help="first tick of the trace")
     add("--tick", type=_seconds, default=4.0, help="seconds per tick")
     add("--slots", type=_count, default=2, help="slots for simulation workers")
+    add("--placed", action="store_true", help="workers choose by the life left of their machine")
     add("--ranks", type=_count, default=2, help="ranks that train")
     add("--lease", type=_seconds, default=8.0, help="seconds after which a silent worker is lost")
     add("--epochs-after", type=int, default=500, help="epochs over all simulations")
@@ -281,7 +301,7 @@ def _leave(number: int, _: object) -> None:
 
 
 def _work(args: argparse.Namespace, who: NDArray[np.int64]) -> None:
-    settings = Settings(args.ions, args.replicas, sweeps=args.sweeps)
+    settings = Settings(args.ions, args.replicas, sweeps=args.sweeps, method=args.method)
     design = Design(spread(args.jobs, args.seed), settings, args.seed, args.lease)
     bag = make_bag(args.folder.resolve(), design)
     outcome = run(bag, np.roll(who, -args.from_tick, axis=0), args)
@@ -306,6 +326,8 @@ def main() -> None:
         parser.error(str(error))
     try:
         _work(args, who)
+    except EvenstrideError as error:
+        sys.exit(str(error))
     except KeyboardInterrupt:
         ended = "interrupted; run the same command again to continue"
         print(f"{ended} (torchrun may have printed a traceback above)", file=sys.stderr)

@@ -1,11 +1,18 @@
-"""Density profiles of ions between two walls, by Metropolis Monte Carlo in parallel replicas.
+"""Density profiles of ions between two walls, in parallel replicas.
 
     python -m examples.ions.simulate --length 4 --salt 0.5 --charge -0.01
+    python -m examples.ions.simulate --length 4 --salt 0.5 --charge -0.01 --method dynamics
 
-Replicas are independent boxes with the same ions and different random numbers. A move proposes a
-new place for the same ion in all replicas. It is a step of up to `Settings.step_nm` in each
-direction or, one time in four, any place in the box, so that ions can change sides. Each replica
-accepts or rejects the move by the Metropolis criterion (Metropolis et al. 1953).
+Replicas are independent boxes with the same ions and different random numbers. There are two
+methods for the same distribution.
+
+*Monte Carlo*: A move proposes a new place for the same ion in all replicas. It is a step of up to
+`Settings.step_nm` in each direction or, one time in four, any place in the box, so that ions can
+change sides. Each replica accepts or rejects the move by the Metropolis criterion (Metropolis et
+al. 1953).
+
+*Dynamics*: A sweep is 10 time steps of Langevin dynamics; see `dynamics`. The first five sweeps are
+Monte Carlo, because the initial places may overlap.
 """
 
 from __future__ import annotations
@@ -17,7 +24,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from examples.ions.dynamics import advance
 from examples.ions.files import read_if_there, replace_whole
 from examples.ions.model import (
     Box,
@@ -29,7 +38,10 @@ from examples.ions.model import (
 )
 from torch import Tensor
 
+METHODS = ("monte-carlo", "dynamics")
 _ANYWHERE = 0.25  # of the moves
+_APART = 5  # sweeps until no ions overlap
+_STEPS = 10  # time steps of a sweep; longer ones would give hardly more independent samples
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +51,13 @@ class Settings:
     Args:
         ions: Approximate number of ions in a box.
         replicas: Number of independent boxes.
-        equilibrate: Sweeps before sampling starts. A sweep proposes one move for each ion.
+        equilibrate: Sweeps before sampling starts. A sweep proposes one move for each ion, or is
+            10 time steps of dynamics.
         sweeps: Sweeps after equilibration.
         every: Sweeps between samples of the profile.
         bins: Bins of a profile, from wall to wall.
-        step_nm: Longest step in each direction.
+        step_nm: Longest step in each direction of a Monte Carlo move.
+        method: One of `METHODS`.
     """
 
     ions: int = 100
@@ -53,6 +67,11 @@ class Settings:
     every: int = 1
     bins: int = 100
     step_nm: float = 0.5
+    method: str = METHODS[0]
+
+    def __post_init__(self) -> None:
+        if self.method not in METHODS:
+            raise ValueError(f"unknown method {self.method!r}: expected {' or '.join(METHODS)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +109,10 @@ class Simulation:
         # Initial places may overlap. The overlaps disappear after a few sweeps.
         shape = (3, settings.replicas, self.box.ions)
         self._at_nm = self._anywhere(torch.rand(shape, generator=self._random))
+        self._velocity = torch.zeros(0)
+        if settings.method == "dynamics":
+            self._at_nm = self._at_nm.double()
+            self._velocity = torch.randn(shape, generator=self._random, dtype=torch.float64)
 
     @property
     def done(self) -> bool:
@@ -98,8 +121,14 @@ class Simulation:
 
     @property
     def accepted(self) -> float:
-        """Fraction of moves that were accepted."""
-        return self._accepted / max(self.sweeps, 1)
+        """Fraction of Monte Carlo moves that were accepted."""
+        sweeps = min(self.sweeps, _APART) if len(self._velocity) else self.sweeps
+        return self._accepted / max(sweeps, 1)
+
+    @property
+    def temperature(self) -> float:
+        """Mean of the squared velocities now, which is 1 on average; not a number without ions."""
+        return float(self._velocity.square().mean())
 
     @torch.no_grad()
     def advance(self, sweeps: int) -> None:
@@ -134,6 +163,7 @@ class Simulation:
             "samples": self._samples,
             "accepted": self._accepted,
             "at_nm": self._at_nm.clone(),
+            "velocity": self._velocity.clone(),
             "counts": self._counts.clone(),
             "random": self._random.get_state(),
         }
@@ -153,6 +183,7 @@ class Simulation:
         self.sweeps, self._samples = state["sweeps"], state["samples"]
         self._accepted = state["accepted"]
         self._at_nm, self._counts = state["at_nm"].clone(), state["counts"].clone()
+        self._velocity = state["velocity"].clone()
         self._random.set_state(state["random"])
 
     def _anywhere(self, part: Tensor) -> Tensor:
@@ -162,6 +193,18 @@ class Simulation:
         return (part - 0.5) * torch.tensor(sides_nm).view(3, *[1] * (part.dim() - 1))
 
     def sweep(self) -> None:
+        """Move every ion: by Monte Carlo, or by 10 steps of dynamics once no ions overlap."""
+        if self.settings.method == "dynamics" and self.sweeps >= _APART:
+            # The state of one generator determines the whole run.
+            seed = int(torch.randint(2**62, (), generator=self._random))
+            random = np.random.default_rng(seed)
+            at_nm, velocity = self._at_nm.numpy(), self._velocity.numpy()
+            at_nm, velocity = advance(at_nm, velocity, self.box, _STEPS, random)
+            self._at_nm, self._velocity = torch.from_numpy(at_nm), torch.from_numpy(velocity)
+        else:
+            self._metropolis()
+
+    def _metropolis(self) -> None:
         shape = (3, self.box.ions, self.settings.replicas)
         part = torch.rand(shape, generator=self._random)
         steps_nm, places_nm = (2 * part - 1) * self.settings.step_nm, self._anywhere(part)
@@ -217,13 +260,17 @@ def main() -> None:
     parser.add_argument("--salt", type=float, default=0.5, help="concentration in M")
     parser.add_argument("--charge", type=float, default=-0.01, help="of each wall in C/m2")
     parser.add_argument("--diameter", type=float, default=0.415, help="of the ions in nm")
+    parser.add_argument("--ions", type=int, default=Settings().ions, help="approximate number")
+    parser.add_argument("--replicas", type=int, default=Settings().replicas)
     parser.add_argument("--sweeps", type=int, default=Settings().sweeps)
+    parser.add_argument("--method", choices=METHODS, default=METHODS[0])
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--state", type=Path, help="file to resume from and to save to")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     slab = Slab(args.length, args.salt, args.charge, args.diameter)
-    run = Simulation(slab, Settings(sweeps=args.sweeps), args.seed)
+    settings = Settings(args.ions, args.replicas, sweeps=args.sweeps, method=args.method)
+    run = Simulation(slab, settings, args.seed)
     state = read_if_there(args.state) if args.state else None
     if state is not None:
         run.load_state_dict(state)
@@ -243,10 +290,13 @@ def _show(run: Simulation, took_s: float, first: int, *, as_json: bool) -> None:
         }
         print(json.dumps({**asdict(box), **tables, "took_s": took_s}))
         return
+    ended = f"{run.accepted:.0%} of the moves accepted"
+    if run.settings.method == "dynamics":
+        ended = f"temperature {run.temperature:.3f} at the end"
     print(
         f"{box.positive} positive and {box.negative} negative ions in {box.side_nm:.2f} nm squared,"
         f" walls of {box.charge_c_per_m2:.5f} C/m2; sweeps {first} to {run.sweeps} in"
-        f" {took_s:.1f} s, {run.accepted:.0%} of the moves accepted"
+        f" {took_s:.1f} s, {ended}"
     )
     print("z_nm  positive_M  error_molar  negative_M  error_molar")
     rows = zip(profiles.z_nm, *profiles.density_molar, *profiles.error_molar, strict=True)

@@ -115,9 +115,9 @@ SMALLER = {
     "evenstride plan runs/today --as g4dn.xlarge,g5.xlarge --trained 256:12 --trained 1024:17": (
         OF_THE_LAB
     ),
-    "python -m examples.ions.simulate --length 4 --salt 0.5 --charge -0.01": (
+    "python -m examples.ions.simulate --length 4 --salt 0.5 --charge -0.01 --method dynamics": (
         "simulate ",
-        "simulate --sweeps 20 ",
+        "simulate --sweeps 5 --replicas 4 ",
     ),
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,23 @@ from typing import Any
 import pytest
 import torch
 from examples.ions import bag as bags
-from examples.ions.bag import RANGES, Bag, Claim, ClaimLost, Design, make_bag, spread, work
+from examples.ions.bag import (
+    RANGES,
+    Bag,
+    Claim,
+    ClaimLost,
+    Design,
+    Machine,
+    NewMachineBetter,
+    make_bag,
+    spread,
+    work,
+)
 from examples.ions.simulate import Settings, Simulation
 from hypothesis import given
 from hypothesis import strategies as st
 
+from evenstride.core.reliability import Bathtub, TwoRates
 from evenstride.testing import FakeClock
 from tests.messages import check_message, raises_message
 
@@ -187,6 +200,51 @@ def test_a_stopped_worker_releases_its_claim_and_another_continues_at_once(
         assert torch.equal(density(bag, job), density(whole, job))
 
 
+def test_a_worker_chooses_by_the_sweeps_that_are_left(bag: Bag, clock: FakeClock) -> None:
+    taken(bag, "keeps it")
+    interrupted = taken(bag, "is killed")
+    run = bag.design.simulation(1)
+    run.advance(3)
+    interrupted.save(run)
+    clock.spend(LEASE_S + 1.0)
+    taken(bag, "goes on with the first")
+    offered: list[list[int]] = []
+
+    def last(left: Sequence[int]) -> int:
+        offered.append(list(left))
+        return len(left) - 1
+
+    claims = [bag.claim("chooses", last) for _ in range(3)]
+
+    assert offered == [[1, 4], [1]], "of 4 sweeps; a held simulation is not offered"
+    assert [claim and claim.job for claim in claims] == [2, 1, None]
+
+
+def test_a_machine_takes_the_longest_simulation_that_fits_its_expected_life() -> None:
+    clock = FakeClock(0.0)
+    machine = Machine(TwoRates(0.8, 60.0, 6000.0), 0.0, clock)  # 1,248 s on average at first
+    assert machine.choose([30, 10, 20]) == 0, "the speed is not known yet"
+
+    machine.has_run(sweeps=10, took_s=1000.0)
+
+    assert machine.choose([30, 10, 20]) == 1
+    clock.spend(600.0)  # now it is of the long-lived kind
+    assert machine.choose([30, 10, 20]) == 0
+
+
+def test_a_machine_at_its_end_takes_nothing_and_its_worker_ends(
+    bag: Bag, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = Machine(Bathtub(0.4, 3600.0, 1800.0, 86_400.0), 86_000.0, clock)
+    monkeypatch.setattr(Simulation, "sweep", lambda _: clock.spend(60.0))
+
+    with pytest.raises(NewMachineBetter):
+        work(bag, "old", never, no_wait, machine)
+
+    assert bag.finished() == [0], "the first one measures the speed"
+    assert bag.status()["running"] == 0
+
+
 def test_partial_files_do_not_count(bag: Bag) -> None:
     (bag.folder / "results" / ".00001.pt.123.abc.tmp").write_bytes(b"half")
     (bag.folder / "states" / ".00000.1.pt.123.abc.tmp").write_bytes(b"half")
@@ -314,3 +372,32 @@ def test_the_command_line_makes_a_bag_and_prints_its_status(
     design = Bag(Path(folder)).design
     assert (design.settings.sweeps, design.lease_s) == (7, 3.0)
     assert design.points == spread(5, 0)
+
+
+def test_the_command_line_gives_the_machine_its_age_and_its_recording(
+    bag: Bag, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, given = bag.folder / "spot.csv", list[Machine | None]()
+    path.write_text("at_s,up\n" + "".join(f"{60 * n},{int(n % 8 > 1)}\n" for n in range(60)))
+    monkeypatch.setattr(bags, "work_until_signal", lambda _, machine: given.append(machine))
+    command = ["bag", "work", str(bag.folder), "--recording", str(path), "--age", "100000"]
+    monkeypatch.setattr(sys, "argv", command)
+
+    bags.main()
+
+    (machine,) = given
+    assert machine is not None
+    machine.has_run(1, 1.0)
+    assert machine.choose([1]) == 0, "with seven losses, the rate is constant"
+
+
+def test_a_recording_that_cannot_be_read_is_an_error(
+    bag: Bag, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["bag", "work", str(bag.folder), "--recording", str(bag.folder / "none.csv")]
+    monkeypatch.setattr(sys, "argv", command)
+
+    with pytest.raises(SystemExit):
+        bags.main()
+
+    check_message(capsys.readouterr().err.partition("error: ")[2])

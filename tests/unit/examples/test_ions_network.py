@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from examples.ions import profiles
+from examples.ions import profiles, recorded
+from examples.ions.model import Slab
 from examples.ions.network import Scale, fit, marks, predict, profile_errors, surrogate, targets
 from examples.ions.profiles import by_polynomial, judge, random_split, read, salt_splits
+from examples.ions.simulate import Settings, Simulation
 from torch import Tensor
 
 from tests.messages import raises_message
@@ -122,6 +125,32 @@ def test_recorded_simulations_are_read_with_their_true_errors(folder: Path) -> N
     torch.testing.assert_close(z_nm, torch.full((27,), 0.415 / 2, dtype=torch.float64))
 
 
+def test_a_recorded_profile_is_the_mean_of_both_walls_and_so_has_a_smaller_error(
+    folder: Path,
+) -> None:
+    points, density, error = recorded.read(folder, 10)
+
+    assert points.shape == (27, 3)
+    assert density.shape == (27, 2, 10)
+    torch.testing.assert_close(density, density.flip(-1))
+    torch.testing.assert_close(error, 0.1 * density / 2**0.5)
+
+
+def test_a_simulation_is_compared_in_the_errors_of_both() -> None:
+    settings = Settings(ions=12, replicas=4, equilibrate=2, sweeps=4, bins=20)
+    run = Simulation(Slab(4.0, 0.5, -0.02), settings, 0)
+    run.advance(6)
+    ours = run.profiles()
+    mine = (ours.density_molar + ours.density_molar.flip(-1)) / 2 + 0.1  # in place of empty bins
+
+    differences = recorded.compared(run, 2.0 * mine, 3.0 * mine)
+
+    for found in differences:
+        for place, (off, of) in found.items():
+            assert of > 1.5, "the recorded error alone is 1.5 of the density"
+            assert (0.5 < off < 0.8) if place == "profile" else (-0.8 < off < -0.5), place
+
+
 def test_a_split_leaves_nothing_out_and_trains_nothing_held_out(folder: Path) -> None:
     recorded = read(folder)
 
@@ -184,6 +213,25 @@ def test_the_command_prints_all_splits_and_draws(
     named = {"random fifth", "0.1 M", "1 M", "2 M"}
     assert set(printed) == {"took_s", *named, *(f"{name}, polynomial" for name in named)}
     assert drawn.stat().st_size > 10_000
+
+
+def test_the_command_trains_on_as_few_as_asked(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trained = []
+
+    def by_network(recorded: profiles.Recorded, train: torch.Tensor, *rest: Any) -> torch.Tensor:
+        trained.append(len(train))
+        return by_polynomial(recorded, train, rest[0])
+
+    monkeypatch.setattr(profiles, "by_network", by_network)
+    command = ["profiles", "--data", str(folder), "--random-only", "--train", "3", "--json"]
+    monkeypatch.setattr(sys, "argv", command)
+
+    profiles.main()
+
+    assert trained == [3]
+    assert "random fifth" in json.loads(capsys.readouterr().out)
 
 
 def test_without_the_data_one_line_says_what_to_pass(tmp_path: Path) -> None:

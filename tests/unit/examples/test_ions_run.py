@@ -20,6 +20,7 @@ from examples.ions.run import Slots, learning_curve, made_up, noise, replay
 from examples.ions.simulate import Settings
 from examples.ions.surrogate import Feed, Results, is_held_out
 
+from evenstride.planner.spot_recordings import recorded_transience
 from tests.messages import check_message
 
 
@@ -69,6 +70,36 @@ def test_made_up_machines_come_and_go_by_their_seed() -> None:
     assert not np.array_equal(who, made_up(2, 2000, seed=1))
     assert (who >= 0).mean() == pytest.approx(0.75, abs=0.1)
     assert 150 < who.max() < 400
+
+
+def test_placed_workers_get_the_half_of_the_trace_that_is_replayed_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands: list[tuple[str, ...]] = []
+    monkeypatch.setattr(runs, "start_process", lambda *words, **_: commands.append(words))
+    who = made_up(2, 4000, seed=0)
+    who[:2000] = 0  # no machine is lost in the first half
+
+    path = runs.write_recording(who, 0.5, tmp_path / "machines.csv")
+    runs.start_worker(tmp_path, path)
+
+    _, _, folder, option, given = commands[0]
+    assert (folder, option, given) == (str(tmp_path), "--recording", str(path))
+    lifetime = recorded_transience(Path(given)).lifetime
+    assert float(lifetime.mean_left_s(0.0)) == pytest.approx(12 * 0.5, rel=0.15)
+
+
+def test_a_trace_without_a_loss_cannot_place_workers(
+    argv: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    argv += [str(tmp_path / "new"), "--placed", "--jobs", "1"]
+    monkeypatch.setattr(runs, "made_up", lambda *_: np.zeros((20, 2), dtype=np.int64))
+    monkeypatch.setattr(runs, "start_process", lambda *_: pytest.fail("a process starts"))
+
+    with pytest.raises(SystemExit) as end:
+        runs.main()
+
+    check_message(str(end.value))
 
 
 @pytest.fixture(scope="module")
@@ -208,7 +239,7 @@ def test_an_interrupted_rank_exits_without_a_traceback(
 def test_a_worker_releases_its_claim_after_a_signal(
     bag: Bag, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
 ) -> None:
-    def hear(_: object, __: str, stopped: Any, ___: object) -> None:
+    def hear(_: object, __: str, stopped: Any, *___: object) -> None:
         assert not stopped()
         signal.raise_signal(number)
         assert stopped()

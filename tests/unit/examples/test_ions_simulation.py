@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,21 +11,11 @@ import pytest
 import torch
 from examples.ions.model import PER_NM3_AND_MOLAR, Slab, box_of, far_images
 from examples.ions.recorded import read, rebinned
-from examples.ions.simulate import Profiles, Settings, Simulation, contact_molar
+from examples.ions.simulate import METHODS, Profiles, Settings, Simulation, contact_molar
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.messages import raises_message
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Use one thread: small tensors gain nothing from more, and lose much on busy processors."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
 
 SMALL = Settings(ions=30, replicas=16, equilibrate=10, sweeps=20, bins=40)
 TINY = Settings(ions=12, replicas=4, equilibrate=5, sweeps=20, bins=20)
@@ -160,8 +149,10 @@ def test_the_same_seed_gives_the_same_and_another_one_something_else() -> None:
     assert not torch.equal(one.density_molar, other.density_molar)
 
 
-def test_a_simulation_goes_on_from_its_state_to_the_last_bit() -> None:
-    whole, first, second = (Simulation(SLAB, TINY, seed) for seed in (0, 0, 7))
+@pytest.mark.parametrize("method", METHODS)
+def test_a_simulation_goes_on_from_its_state_to_the_last_bit(method: str) -> None:
+    settings = replace(TINY, method=method)
+    whole, first, second = (Simulation(SLAB, settings, seed) for seed in (0, 0, 7))
     whole.advance(100)
     first.advance(17)
 
@@ -214,7 +205,7 @@ def test_densities_in_other_bins_hold_as_many_ions() -> None:
 @pytest.mark.data
 def test_it_agrees_with_recorded_molecular_dynamics(data_root: Path) -> None:
     settings = Settings(ions=50, replicas=48, equilibrate=20, sweeps=50, bins=20)
-    points, recorded = read(data_root / "ionic-density", settings.bins)
+    points, recorded, _ = read(data_root / "ionic-density", settings.bins)
     (n,) = torch.nonzero((points - torch.tensor([4.0, 0.5, -0.02])).abs().amax(-1) < 1e-6)[:, 0]
 
     profiles: Profiles = simulated(Slab(4.0, 0.5, -0.02), settings).profiles()

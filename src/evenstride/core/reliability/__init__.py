@@ -16,6 +16,7 @@ from evenstride.core.reliability.checkpoint_interval import (
     saves_per_s,
     young_s,
 )
+from evenstride.core.reliability.job_placement import chance_to_finish, place
 from evenstride.core.reliability.lifetimes import Bathtub, Exponential, Lifetime, TwoRates
 from evenstride.core.reliability.survival_fit import (
     ChosenModel,
@@ -41,6 +42,7 @@ __all__ = [
     "Observed",
     "Saving",
     "TwoRates",
+    "chance_to_finish",
     "choose",
     "daly_s",
     "distance",
@@ -52,6 +54,7 @@ __all__ = [
     "kaplan_meier",
     "log_likelihood",
     "next_save_in_s",
+    "place",
     "saves_per_s",
     "young_s",
 ]
