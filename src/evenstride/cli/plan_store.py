@@ -24,6 +24,7 @@ from evenstride.planner.workload.model_store import (
     store_folder,
     words_of,
 )
+from evenstride.planner.workload.target_runs import require_target
 from evenstride.planner.workload.workload_profile import WorkloadProfile
 
 _MOST_NAMED = 8
@@ -67,6 +68,8 @@ def planned_job(request: PlanRequest, catalogue: Catalogue) -> PlannedJob:
             store.models,
             lambda one: one.type in offered and not of_accelerator(one, catalogue),
         )
+    if (aim := request.length.aim()) is not None and not request.runs:
+        require_target([found.profile], aim, ())
     script = words_of(profile) if request.script is None else request.script
     return PlannedJob(
         found.profile,
@@ -96,7 +99,6 @@ def _of_script(
     request: PlanRequest, store: ModelStore
 ) -> tuple[WorkloadProfile, tuple[ReusedPart, ...]]:
     """Return the stored workload of ``--script``."""
-    request.length.aim()
     if not request.script or store.folder == Path():
         raise ConfigError(
             "no profile and no run given: expected at least one, such as evenstride plan "

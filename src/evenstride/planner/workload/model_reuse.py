@@ -244,7 +244,9 @@ def _with_epochs(
         trainings = carried([one.profile for one in sources], anchor)
         if trainings and len(sources) >= (1 if like else _FEWEST_JOBS):
             update = {"trainings": trainings, "target": job.target or _target(sources, anchor)}
-            part = ReusedPart("epochs by batch", sources, like, epoch_errors(models))
+            target = sources[0].profile.target if like else ""
+            what = f"epochs by batch (to {target})" if target else "epochs by batch"
+            part = ReusedPart(what, sources, like, epoch_errors(models))
             return Reuse(job.model_copy(update=update), None, (*reuse.parts, part))
     for model, like in ranked:
         if model.profile.noise is not None:

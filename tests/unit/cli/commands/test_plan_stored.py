@@ -120,6 +120,37 @@ def test_what_was_reused_is_not_stored_as_measured(shell: Shell, store: Path) ->
     assert "large" not in file.read_text()
 
 
+def test_types_that_are_not_on_offer_and_times_of_an_idle_accelerator_are_not_reused(
+    shell: Shell, store: Path
+) -> None:
+    prices = "type,usd_per_h,accelerator\nsmall,1.0,\ng4dn.xlarge,0.5,T4\n"
+    Path("prices.csv").write_text(prices)
+    slow = device("g4dn.xlarge", 0.1, 0.01).model_copy(update={"computed_on": "cpu"})
+    store.mkdir()
+    others = (device("small", 0.1, 0.01), device("elsewhere", 0.1, 0.001), slow)
+    write_profile(measured(1200, devices=others), store / "other.json")
+
+    found = planned(shell, store, "own.json", "--epochs", "20")
+
+    assert found["reused"] == []
+    assert found["types_measured"] == ["small"]
+
+
+def test_a_stored_job_is_planned_only_for_the_target_that_it_reached(
+    shell: Shell, store: Path
+) -> None:
+    store.mkdir()
+    reached = measured(trainings=by_noise(10.0, 512.0), target="loss 0.3")
+    write_profile(reached, store / "own.json")
+    command = ("--script", "train.py --lr 0.1", "--target-loss")
+
+    found = planned(shell, store, *command, "0.3")
+    other = shell("plan", *command, "0.2", "--catalog", "prices.csv", "--store", str(store))
+
+    assert (found["target"], len(found["trainings"])) == ("loss 0.3", 3)
+    check_message(other.refusal(), "loss 0.2")
+
+
 def test_machines_are_priced_by_their_memory(shell: Shell, store: Path) -> None:
     shutil.rmtree(store, ignore_errors=True)
     arguments = ("own.json", "--epochs", "20", "--types", "small", "--max-nodes", "1")
