@@ -9,10 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from evenstride.cli.start_files import StartFiles, commands_to_start
+from evenstride.errors import ConfigError
+from evenstride.planner.search.training_forecast import ClusterChoice
 from evenstride.planner.workload.workload_profile import write_profile
-from tests.messages import check_message
+from tests.messages import check_message, raises_message
 from tests.unit.cli.commands.test_plan_stored import measured
 from tests.unit.cli.conftest import Answer, Shell
+from tests.unit.planner.kinds import kind
 
 HERE = "type,usd_per_h\nsmall,1.0\n"
 CLOUD = "type,usd_per_h,cloud,region\nsmall,1.0,aws,us-east-1\n"
@@ -65,7 +69,7 @@ def test_a_cloud_is_started_through_skypilot(
 @pytest.mark.parametrize(
     ("prices", "options", "fact"),
     [
-        (CLOUD, (), "--sky"),
+        (CLOUD, ("--max-nodes", "1"), "--sky"),
         (CLOUD, ("--sky", "tasks"), "install SkyPilot"),
         (HERE, ("--objective", "time"), "--max-nodes 1"),
         (HERE, ("--json",), "--json"),
@@ -79,3 +83,11 @@ def test_what_cannot_be_started_from_here_says_why(
     assert answer.code == 2
     check_message(answer.err, fact)
     assert started == []
+
+
+def test_two_tasks_of_skypilot_need_an_address_between_them() -> None:
+    lines = ("sky launch a.yaml", "sky launch --env _EVENSTRIDE_HEAD=ADDRESS b.yaml")
+    choice = ClusterChoice((kind("a"), kind("b")), (1, 1), 64)
+
+    with raises_message(ConfigError, "--no-mixed"):
+        commands_to_start(choice, ("train.py",), [StartFiles((), lines)])

@@ -167,9 +167,9 @@ def test_the_error_of_the_universal_model_is_that_of_the_pooled_law() -> None:
     def relative(batch: int, noise: float) -> float:
         return (1 + batch / noise) / (1 + 256 / noise)
 
-    def missed(own: float) -> float:
+    def missed(own: float, *copies: float) -> float:
         """Return the error for one job of the law that is fitted to the others."""
-        others = [noise for noise in noises if noise != own]
+        others = [noise for noise in (*noises, *copies) if noise != own]
         law = fit_best(
             [MeasuredTraining(b, relative(b, n)) for n in others for b in (64, 256, 1024)]
         )
@@ -180,6 +180,29 @@ def test_the_error_of_the_universal_model_is_that_of_the_pooled_law() -> None:
     assert errors is not None
     assert errors.jobs == 2, "the third has no similar job"
     assert errors.universal == pytest.approx(mean((missed(512.0), missed(256.0))))
+    # With another target, the first job has a second file, which must not reveal its epochs.
+    copy = stored(*(one.profile for one in models), job(1000, trainings=by_noise(10.0, 512.0)))
+    again = epoch_errors(copy)
+    assert again is not None
+    each = (missed(512.0), missed(512.0), missed(256.0, 512.0))
+    assert again.universal == pytest.approx(mean(each))
+
+
+def test_the_errors_of_left_out_jobs_are_the_doubt_about_scaled_times() -> None:
+    models = stored(
+        job(1100, devices=(device("a", 0.1, 0.01), device("b", 0.1, 0.01))),
+        job(1200, devices=(device("a", 0.1, 0.01), device("b", 0.2, 0.01))),
+        job(9, devices=(device("a", 0.1, 0.01), device("b", 0.9, 0.01))),
+    )
+    errors = step_errors(models)
+    assert errors is not None
+    assert 0 < errors.similar < errors.universal
+
+    near = completed(job(devices=(device("a", 0.1, 0.01),)), None, models)
+    far = completed(job(90_000, devices=(device("a", 0.1, 0.01),)), None, models)
+
+    drifts = [one.profile.devices[1].points[0].drift for one in (near, far)]
+    assert drifts == pytest.approx([errors.similar, errors.universal])
 
 
 def test_a_stored_copy_of_the_job_does_not_reveal_what_is_left_out() -> None:
