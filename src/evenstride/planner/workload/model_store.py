@@ -15,6 +15,7 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from difflib import SequenceMatcher
 from pathlib import Path
 
 from evenstride.errors import ConfigError
@@ -188,15 +189,19 @@ def similar(job: WorkloadProfile, models: Iterable[StoredModel]) -> Ranked:
 
 
 def of_script(words: Sequence[str], models: Iterable[StoredModel]) -> Ranked:
-    """Return the models of a script, those with the same arguments first."""
+    """Return the models of a script, those with the most similar arguments first.
+
+    Without a measurement, arguments are all that is known of a job, so no similarity is too small.
+    """
     name, arguments = Path(words[0]).name, tuple(words[1:])
     found = list[tuple[StoredModel, JobLikeness]]()
     for model in models:
-        if script_of(model.profile) == name and model.profile.devices:
-            same = words_of(model.profile)[1:] == arguments
-            why = f"the same command {model.profile.script}"
-            why = why if same else f"the same script {name} with other arguments"
-            found.append((model, JobLikeness(same, 1.0 if same else LEAST_LIKENESS, why)))
+        stored = words_of(model.profile)
+        if stored and stored[0] == name and model.profile.devices:
+            same = stored[1:] == arguments
+            part = 1.0 if same else SequenceMatcher(None, stored[1:], arguments).ratio()
+            why = f"{'the same' if same else 'the'} command {model.profile.script}"
+            found.append((model, JobLikeness(same, part, why)))
     return _ranked(found)
 
 

@@ -176,7 +176,8 @@ def test_the_same_job_comes_before_similar_ones_and_the_newest_of_equals_first()
 def test_a_command_finds_its_own_measurement_before_that_with_other_arguments() -> None:
     steps = (device("small", 0.01, 0.001),)
     models = stored(
-        job(devices=steps, script="train.py --lr 0.2"),
+        job(devices=steps, script="train.py --width 8"),
+        job(devices=steps, script="train.py --lr 0.2", made_on="2026-01-01"),
         job(devices=steps),
         job(),
         job(devices=steps, script="eval.py"),
@@ -184,7 +185,6 @@ def test_a_command_finds_its_own_measurement_before_that_with_other_arguments() 
 
     found = of_script(("code/train.py", "--lr", "0.1"), models)
 
-    assert [(one.file.name, like.same) for one, like in found] == [
-        ("1.json", True),
-        ("0.json", False),
-    ]
+    facts = [(one.file.name, like.same, like.part) for one, like in found]
+    assert facts == [("2.json", True, 1.0), ("1.json", False, 0.5), ("0.json", False, 0.0)]
+    assert found[1][1].why == "the command train.py --lr 0.2"
