@@ -159,6 +159,8 @@ def scrubbed_environment() -> Iterator[None]:
             os.environ.pop(name, None)
         # Otherwise the width of output would depend on the terminal that pytest has or has not.
         os.environ["COLUMNS"] = "80"
+        # Otherwise commands would write to, and plan with, what the developer measured.
+        os.environ["EVENSTRIDE_STORE"] = "off"
         yield
     # A `Stride` made as inside `evenstride` commands guards checkpoint files of the whole process.
     if (guard := sys.modules.get("evenstride.runtime.script_saves")) is not None:

@@ -147,6 +147,10 @@ FABRIC = TRAINER = LIGHTNING
 LAUNCHERS = "tests/integrations/test_launchers.py"
 # Run by another test, which has these words in it.
 ELSEWHERE = {
+    'evenstride plan --script "train.py --lr 0.1" --epochs 30': (
+        "tests/integrations/test_plan_starts.py",
+        "train.py --lr 0.1",
+    ),
     ".venv/bin/python tools/check_fsdp.py wheels/*.whl": (
         "tests/unit/runtime/engines/test_fsdp_source.py",
         "check_fsdp.main(",

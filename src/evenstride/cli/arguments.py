@@ -214,6 +214,15 @@ Every = Annotated[
         metavar="N|leader",
     ),
 ]
+StoreOption = Annotated[
+    str | None,
+    typer.Option(
+        "--store",
+        help="Folder of stored profiles, from which a plan takes what its job did not measure, or "
+        "off. Default: EVENSTRIDE_STORE, or evenstride in the user's cache folder.",
+        metavar="FOLDER|off",
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object with a list of rows.")]
 
 

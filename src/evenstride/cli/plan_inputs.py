@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import date
@@ -10,11 +9,12 @@ from pathlib import Path
 
 from evenstride.cli import arguments
 from evenstride.cli.plan_output import Planned
-from evenstride.cli.plan_request import PlanRequest, workload_of
+from evenstride.cli.plan_request import PlanRequest, PriceRequest
+from evenstride.cli.plan_store import planned_job
 from evenstride.errors import ConfigError
 from evenstride.planner.catalogue.catalogue_reader import read_catalogue, shipped_catalogue
 from evenstride.planner.catalogue.live_prices import live_catalogue
-from evenstride.planner.catalogue.offers import Catalogue, selected
+from evenstride.planner.catalogue.offers import Catalogue, priced_by_memory, selected
 from evenstride.planner.caveats import no_machine, of_device, of_spot
 from evenstride.planner.make_plan import batches_about, make_plan
 from evenstride.planner.search.candidates import Rentable, rentable, with_recorded
@@ -25,11 +25,12 @@ from evenstride.planner.workload.workload_profile import WorkloadProfile
 
 
 def planned_for(request: PlanRequest, today: date) -> Planned:
-    links = request.network()
-    profile, notes = workload_of(request)
+    links, whole = request.network(), _catalogue(request.prices, today)
+    job = planned_job(request, whole)
+    profile = job.profile
     task = TrainingTask(
         samples=profile.samples,
-        epochs=epochs_of(profile, request.length.epochs),
+        epochs=epochs_of(profile, job.epochs),
         gradient_bytes=profile.model.gradient_bytes,
         links=links or profile.links,
         saves=request.saves(),
@@ -41,7 +42,7 @@ def planned_for(request: PlanRequest, today: date) -> Planned:
         if request.batches is None
         else arguments.wholes(request.batches, "--batches")
     )
-    catalogue, machines, kinds = machines_of(request, profile, today)
+    catalogue, machines, kinds = machines_of(request, profile, whole, today)
     made = make_plan(
         kinds,
         task,
@@ -52,24 +53,23 @@ def planned_for(request: PlanRequest, today: date) -> Planned:
     )
     # In order of importance: the text shows the first ones.
     caveats = (
+        *(f"{part.sentence(today)} (--store off ignores it)" for part in job.reused),
         *_doubts(profile, machines),
         *of_spot(made.chosen.outlook.choice, task.saves),
         *made.caveats,
-        *notes,
+        *job.notes,
         *_no_spot_price(kinds, request),
         *_outside_of_steps(profile),
     )
-    script = _script(profile) if request.script is None else request.script
-    made = replace(made, caveats=caveats)
-    return Planned(made, profile, catalogue, machines, request.sync, script)
+    return Planned(replace(made, caveats=caveats), job, catalogue, machines, request.sync)
 
 
 def machines_of(
-    request: PlanRequest, profile: WorkloadProfile, today: date
+    request: PlanRequest, profile: WorkloadProfile, whole: Catalogue, today: date
 ) -> tuple[Catalogue, Rentable, tuple[Kind, ...]]:
     """Return the selected catalogue, the machines in it that can be rented, and their kinds."""
-    whole = _catalogue(request, today)
-    catalogue = selected(whole, arguments.names(request.regions), arguments.names(request.types))
+    regions, types = map(arguments.names, (request.prices.regions, request.prices.types))
+    catalogue = selected(whole, regions, types)
     machines = rentable(
         catalogue.offers,
         profile.devices,
@@ -85,12 +85,19 @@ def machines_of(
     return catalogue, machines, kinds
 
 
-def _catalogue(request: PlanRequest, today: date) -> Catalogue:
-    if request.live:
-        if request.catalog is not None:
+def _catalogue(prices: PriceRequest, today: date) -> Catalogue:
+    found = _listed_catalogue(prices, today)
+    if prices.usd_per_gib_h is None:
+        return found
+    return priced_by_memory(found, prices.usd_per_gib_h, today)
+
+
+def _listed_catalogue(prices: PriceRequest, today: date) -> Catalogue:
+    if prices.live:
+        if prices.catalog is not None:
             raise ConfigError("--catalog and --live both name prices; give one of the two")
-        return live_catalogue(today, arguments.names(request.live))
-    return shipped_catalogue() if request.catalog is None else read_catalogue(request.catalog)
+        return live_catalogue(today, arguments.names(prices.live))
+    return shipped_catalogue() if prices.catalog is None else read_catalogue(prices.catalog)
 
 
 def with_preemptions(
@@ -137,14 +144,6 @@ def _outside_of_steps(profile: WorkloadProfile) -> list[str]:
         "the times leave out evaluation and other work outside of steps; to include it, plan with "
         "a run of several epochs and --as"
     ]
-
-
-def _script(profile: WorkloadProfile) -> tuple[str, ...]:
-    """Return the measured script with its arguments; an empty tuple if it is unknown."""
-    try:
-        return tuple(shlex.split(profile.script))
-    except ValueError:  # in an older profile, with a quote in it
-        return tuple(profile.script.split())
 
 
 def _no_spot_price(kinds: Sequence[Kind], request: PlanRequest) -> list[str]:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from evenstride.cli.plan_store import PlannedJob
 from evenstride.cli.start_files import StartFiles
 from evenstride.core.formatting import listed
 from evenstride.planner.catalogue.offers import Catalogue, price_label
@@ -29,16 +30,19 @@ class Planned:
     """A plan and its inputs."""
 
     plan: Plan
-    profile: WorkloadProfile
+    job: PlannedJob
     catalogue: Catalogue
     machines: Rentable
     sync: str = "bsp"
-    script: tuple[str, ...] = ()
+
+    @property
+    def profile(self) -> WorkloadProfile:
+        return self.job.profile
 
     @property
     def command(self) -> tuple[str, ...]:
         """Script and arguments for the start lines; a placeholder if the script is unknown."""
-        return self.script or (_UNKNOWN_SCRIPT,)
+        return self.job.script or (_UNKNOWN_SCRIPT,)
 
     @property
     def variables(self) -> dict[str, str]:
@@ -56,6 +60,8 @@ class Planned:
             "types_pretended": list(self.machines.pretended),
             "target": self.profile.target,
             "trainings": [one.model_dump() for one in self.profile.trainings],
+            "reused": [one.to_dict() for one in self.job.reused],
+            "stored": list(map(str, self.job.stored)),
         }
 
 
@@ -76,10 +82,11 @@ def text_of(one: Planned, files: Sequence[StartFiles], *, explain: bool) -> str:
     lines = [part for line in lines for part in _wrapped(line, width)]
     choice = one.plan.chosen.outlook.choice
     both = f"a global batch of {choice.batch} and {one.variables['EVENSTRIDE_EPOCHS']} epochs"
-    where = "" if one.script else f" (replace {_UNKNOWN_SCRIPT}, or give --script)"
+    where = "" if one.job.script else f" (replace {_UNKNOWN_SCRIPT}, or give --script)"
     lines += ["", f"To start it with {both} in the script{where}:"]
     lines += start_lines(choice, one.command, one.variables)
     lines += [line for file in files for line in file.lines]
+    lines += [f"stored {file}" for file in one.job.stored]
     return "\n".join(lines)
 
 

@@ -58,28 +58,37 @@ class TrainingLength:
 
 
 @dataclass(frozen=True, slots=True)
+class PriceRequest:
+    """The prices to plan with, as given on the command line."""
+
+    catalog: Path | None
+    live: str
+    regions: str
+    types: str
+    usd_per_gib_h: float | None = None  # prices by memory instead of those of the catalogue
+
+
+@dataclass(frozen=True, slots=True)
 class PlanRequest:
     """The options of the command line."""
 
     runs: tuple[Path, ...]
-    catalog: Path | None
+    prices: PriceRequest
     length: TrainingLength
     wishes: Wishes
     spot: bool
     batches: str | None
     max_nodes: int
     mixed: bool
-    regions: str
-    types: str
     transfer: bool
     links: str | None
     types_of_run: str
     restart: str
-    live: str
     force: bool
     preemptions: tuple[str, ...] = ()
     sync: str = "bsp"
     script: tuple[str, ...] | None = None
+    store: str | None = None  # folder of stored profiles, or off
 
     def saves(self) -> SaveCosts:
         if self.restart and not self.spot:
@@ -128,18 +137,24 @@ def _objective(text: str) -> Objective:
         raise ConfigError(f"--objective is {text!r}: expected one of {expected}") from None
 
 
-def workload_of(request: PlanRequest) -> tuple[WorkloadProfile, list[str]]:
-    """Return the workload, and notes on the runs that it comes from."""
-    profiles, notes = _profiles(request)
+def workload_of(
+    request: PlanRequest,
+) -> tuple[WorkloadProfile, tuple[WorkloadProfile, ...], list[str]]:
+    """Return the workload, what was measured of it, and notes on the runs."""
+    measured, notes = _profiles(request)
+    profiles = measured
     if request.length.epochs is not None or request.length.trained:
         # The number of epochs is given, so the targets of the profiles do not matter.
         profiles = [one.model_copy(update={"target": ""}) for one in profiles]
-    profile = merged(profiles, force=request.force)
-    if request.length.trained:
-        profile = profile.model_copy(
-            update={"trainings": tuple(map(training_of, request.length.trained))}
-        )
-    return profile, notes
+    whole = merged(profiles, force=request.force)
+    return with_trained(whole, request), tuple(measured), notes
+
+
+def with_trained(profile: WorkloadProfile, request: PlanRequest) -> WorkloadProfile:
+    """Return a profile with the trainings of ``--trained``, if there are any."""
+    if not request.length.trained:
+        return profile
+    return profile.model_copy(update={"trainings": tuple(map(training_of, request.length.trained))})
 
 
 def _profiles(request: PlanRequest) -> tuple[list[WorkloadProfile], list[str]]:

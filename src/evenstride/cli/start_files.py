@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shlex
+import shutil
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -118,6 +120,35 @@ def _start_lines(launcher: str, file: str) -> list[str]:
     if launcher == "slurm":
         return [f"sbatch {file}"]
     return [f"sed 's#image: {IMAGE}#image: (your image)#' {file} | kubectl apply -f -"]
+
+
+def commands_to_start(
+    choice: ClusterChoice, command: Sequence[str], files: Sequence[StartFiles]
+) -> tuple[str, ...]:
+    """Return the words that start a plan: on this machine, or as a SkyPilot task on a cloud.
+
+    Raises:
+        ConfigError: the plan has several machines, or a cloud's without a SkyPilot file.
+    """
+    (launch, *more), remedy = _sky_commands(files), "add --sky FOLDER"
+    if launch and more:
+        remedy = "add --no-mixed: the second task needs the address of the first"
+    elif launch and shutil.which("sky") is None:
+        remedy = "install SkyPilot, whose command sky is not found"
+    elif launch:
+        return (*launch, "--yes")
+    elif choice.machines == 1 and not choice.place and not choice.spot:
+        workers = f"--nproc-per-node={choice.kinds[0].workers}"
+        return (sys.executable, "-m", "torch.distributed.run", "--standalone", workers, *command)
+    elif not choice.place:
+        remedy = "run the printed lines on the machines, or add --max-nodes 1"
+    raise ConfigError(f"--start cannot start {choice.name} from here; {remedy}")
+
+
+def _sky_commands(files: Sequence[StartFiles]) -> list[tuple[str, ...]]:
+    """Return SkyPilot's commands, one for each task; an empty one without any."""
+    lines = [line for file in files for line in file.lines if line.startswith("sky ")]
+    return [tuple(shlex.split(line)) for line in lines] or [()]
 
 
 def _sky_lines(choice: ClusterChoice, files: Sequence[Path]) -> list[str]:

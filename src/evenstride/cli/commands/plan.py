@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import shlex
+import sys
 from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from evenstride.cli.arguments import StoreOption
 from evenstride.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -25,14 +28,19 @@ _BOTH = frozenset({"runs", "epochs", "trained", "batches", "objective", "as_json
 def plan(
     context: typer.Context,
     runs: Annotated[
-        list[str],
+        list[str] | None,
         typer.Argument(
-            help="Profiles, or folders of runs, of one workload. With --online: -- SCRIPT ARGS."
+            help="Profiles, or folders of runs, of one workload. Default: the stored ones of "
+            "--script. With --online: -- SCRIPT ARGS."
         ),
-    ],
+    ] = None,
     catalog: Annotated[
         Path | None,
         typer.Option(help="Prices as CSV. Default: the dated prices that the package ships."),
+    ] = None,
+    usd_per_gib_h: Annotated[
+        float | None,
+        typer.Option(help="Price machines by memory instead: USD per GiB and hour, such as 0.004."),
     ] = None,
     epochs: Annotated[
         float | None, typer.Option(help="Epochs of the training at the script's own batch.")
@@ -159,6 +167,7 @@ def plan(
             help="Script and arguments for the start commands. Default: the measured script."
         ),
     ] = None,
+    store: StoreOption = None,
     plot: Annotated[Path | None, typer.Option(help="File for a plot of time and cost.")] = None,
     force: Annotated[
         bool,
@@ -200,6 +209,14 @@ def plan(
             help="With --online: start from the script's newest checkpoint, which stays unchanged.",
         ),
     ] = False,
+    start: Annotated[
+        bool,
+        typer.Option(
+            "--start",
+            help="Start the plan: on this machine if it is one machine of no cloud, with --sky "
+            "through SkyPilot.",
+        ),
+    ] = False,
     explain: Annotated[
         bool, typer.Option("--explain", help="Print all notes on the figures, not only five.")
     ] = False,
@@ -209,7 +226,8 @@ def plan(
 
     Times come from profiles (evenstride profile), prices from a catalogue. Times and costs have
     95 % intervals. A cluster is in one place and has at most two machine types. The table shows
-    candidates that clearly differ; --json has all.
+    candidates that clearly differ; --json has all. What was measured is kept in a store, and
+    completes the plans of the same job and of similar ones.
 
     With --online, the script trains on this machine. The search for the number of workers and the
     batch runs during the training, and its steps count.
@@ -229,6 +247,8 @@ def plan(
 
         evenstride plan profile.json runs/256 runs/512 runs/1024 --target-loss 0.35
 
+        evenstride plan --script "train.py --lr 0.1" --epochs 30
+
         evenstride plan --online --workers 1,2,4 --batches 64,256 --epochs 30 -- train.py --lr 0.1
     """
     _refuse_unrelated(context, online=online)
@@ -236,7 +256,7 @@ def plan(
         from evenstride.cli import plan_online
 
         search = plan_online.request_of(
-            tuple(runs),
+            tuple(runs or ()),
             workers=workers,
             batches=batches,
             length=_length(epochs, trained, target_loss, metric),
@@ -249,30 +269,29 @@ def plan(
         )
         plan_online.perform(search, as_json=as_json)
         return
-    from evenstride.cli.plan_request import PlanRequest, wishes_of
+    from evenstride.cli.plan_request import PlanRequest, PriceRequest, wishes_of
 
     request = PlanRequest(
-        runs=tuple(map(Path, runs)),
-        catalog=catalog,
+        runs=tuple(map(Path, runs or ())),
+        prices=PriceRequest(catalog, live, regions, types, usd_per_gib_h),
         length=_length(epochs, trained, target_loss, metric),
         spot=spot,
         batches=batches,
         max_nodes=max_nodes,
         mixed=mixed,
-        regions=regions,
-        types=types,
         transfer=transfer,
         links=links,
         types_of_run=types_of_run,
         restart=restart,
-        live=live,
         force=force,
         preemptions=tuple(preemptions or ()),
         sync=sync,
         script=None if script is None else _words(script),
+        store=store,
         wishes=wishes_of(objective, deadline, budget, confidence),
     )
-    _perform(request, _job(write, sky, kuberay, job_name), plot, explain=explain, as_json=as_json)
+    job = _job(write, sky, kuberay, job_name)
+    _perform(request, job, plot, explain=explain, as_json=as_json, start=start)
 
 
 def _length(
@@ -315,11 +334,14 @@ def _perform(
     *,
     explain: bool,
     as_json: bool,
+    start: bool,
 ) -> None:
     from evenstride.cli import plan_inputs, plan_output
-    from evenstride.cli.start_files import write_start_files
+    from evenstride.cli.start_files import commands_to_start, write_start_files
     from evenstride.report.plan_text import check_plot, draw
 
+    if start and as_json:
+        raise ConfigError("--start prints what the script prints, so leave --json or --start out")
     if plot is not None:
         check_plot(plot)
     one = plan_inputs.planned_for(request, date.today())
@@ -329,6 +351,11 @@ def _perform(
         draw(one.plan, plot)
     text = plan_output.as_json(one, files) if as_json else ""
     typer.echo(text or plan_output.text_of(one, files, explain=explain))
+    if start:
+        words = commands_to_start(choice, one.command, files)
+        typer.echo(f"starting: {shlex.join(words)}")
+        sys.stdout.flush()
+        os.execvpe(words[0], words, {**os.environ, **one.variables})
 
 
 def _words(script: str) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import time
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from evenstride.cli.arguments import StoreOption
 from evenstride.cli.terminal_text import say
 from evenstride.errors import ConfigError
 
@@ -40,6 +42,7 @@ def profile(
             "--restore", help="Start from the script's newest checkpoint, which stays unchanged."
         ),
     ] = False,
+    store: StoreOption = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the profile as one JSON object.")
     ] = False,
@@ -49,7 +52,8 @@ def profile(
     The script runs as one process on its own data and model, at several batch sizes. It must use
     evenstride and may create a process group of one rank. Measure other machine types there;
     evenstride plan merges the profiles. It refuses CPU times for a type with an accelerator. The
-    script's checkpoints stay unchanged: its Checkpointer writes to a temporary folder.
+    script's checkpoints stay unchanged: its Checkpointer writes to a temporary folder. A copy of
+    the profile goes into the store, where later plans find it.
 
     Examples:
         evenstride profile --type g5.xlarge -- train.py
@@ -76,7 +80,7 @@ def profile(
     with waiting("measuring", seconds) as watch:
         found = measured(measuring, lambda line: say(line, err=True), watch)
     write_profile(found, out)
-    for doubt in doubts(found):
+    for doubt in (*doubts(found), *_kept(found, store)):
         say(f"warning: {doubt}", err=True)
     typer.echo(found.model_dump_json() if as_json else tell(found, out))
 
@@ -88,6 +92,24 @@ def _check_out(out: Path) -> None:
             f"--out is {out}, but the folder {out.parent} does not exist; create it, or name "
             "another file"
         )
+
+
+def _kept(found: WorkloadProfile, given: str | None) -> list[str]:
+    """Store a profile for later plans; return why not."""
+    from evenstride.planner.catalogue.catalogue_reader import shipped_catalogue
+    from evenstride.planner.caveats import of_accelerator
+    from evenstride.planner.workload.model_store import keep, store_folder
+
+    folder = store_folder(given, os.environ)
+    if folder is None or any(of_accelerator(one, shipped_catalogue()) for one in found.devices):
+        return []
+    try:
+        file = keep(found, folder)
+    except ConfigError as error:
+        return [str(error)]
+    if file is not None:
+        say(f"stored {file}", err=True)
+    return []
 
 
 def doubts(found: WorkloadProfile) -> list[str]:

@@ -276,6 +276,48 @@ def power(offer: Offer) -> Power | None:
 _NAMED = 8
 
 
+def priced_by_memory(catalogue: Catalogue, usd_per_gib_h: float, on: date) -> Catalogue:
+    """Return a catalogue in which a machine costs as much as its memory, whatever its type.
+
+    The memory is that of the machine, not of its accelerators. A spot price keeps its ratio to the
+    price on demand. Machines of unknown memory are left out, and a note says how many.
+
+    Source:
+        Tyagi and Sharma, "Scavenger", CCGRID 2023, section V-D and figure 12: machines priced by
+        their memory. The treatment of spot prices is ours.
+
+    Args:
+        catalogue: to price.
+        usd_per_gib_h: US dollars per GiB and hour, above 0.
+        on: the day on which this price is valid.
+
+    Raises:
+        ConfigError: the price is not above 0, or no offer has a known memory.
+    """
+    if not 0.0 < usd_per_gib_h < inf:
+        raise ConfigError(
+            f"invalid price of {usd_per_gib_h} USD per GiB and hour: expected a number above 0, "
+            "such as 0.004"
+        )
+    offers = tuple(_by_memory(one, usd_per_gib_h, on) for one in catalogue.offers if one.memory_gib)
+    if not offers:
+        raise ConfigError(
+            f"{catalogue.source} has no memory sizes, so machines cannot be priced by memory; add "
+            "a column MemoryGiB, or leave --usd-per-gib-h out"
+        )
+    left_out = len(catalogue.offers) - len(offers)
+    notes = (f"{left_out} offers of unknown memory have no price by memory",) if left_out else ()
+    source = f"{usd_per_gib_h:g} USD per GiB of memory and hour, for machines of {catalogue.source}"
+    return replace(catalogue, offers=offers, source=source, notes=(*catalogue.notes, *notes))
+
+
+def _by_memory(offer: Offer, usd_per_gib_h: float, on: date) -> Offer:
+    usd_per_h = usd_per_gib_h * (offer.memory_gib or 0.0)
+    spot = offer.spot_usd_per_h
+    scaled = None if spot is None else spot * usd_per_h / offer.usd_per_h
+    return replace(offer, usd_per_h=usd_per_h, spot_usd_per_h=scaled, priced_on=on)
+
+
 def selected(
     catalogue: Catalogue, regions: Iterable[str] = (), types: Iterable[str] = ()
 ) -> Catalogue:

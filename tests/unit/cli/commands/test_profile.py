@@ -63,3 +63,31 @@ def test_the_printed_next_step_is_possible(type_: str, text: tuple[str, ...]) ->
 
     check_message(last, *text)
     assert ("--catalog F" in last) == (type_ != "g4dn.xlarge")
+
+
+@pytest.mark.parametrize(("type_", "files"), [("this-machine", 1), ("g4dn.xlarge", 0)])
+def test_a_profile_is_stored_unless_its_accelerator_was_idle(
+    shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, type_: str, files: int
+) -> None:
+    monkeypatch.setattr("evenstride.lab.profiling.profile", lambda *_: measured(type_, "cpu"))
+    (tmp_path / "train.py").write_text("")
+
+    answer = shell("profile", "--store", "store", "--json", "--", "train.py")
+
+    assert answer.json()["script"] == "train.py"
+    kept = list((tmp_path / "store").glob("*.json"))
+    assert len(kept) == files
+    assert [f"stored store/{one.name}" in answer.err for one in kept] == [True] * files
+
+
+def test_a_store_that_cannot_be_written_is_a_warning(
+    shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("evenstride.lab.profiling.profile", lambda *_: measured("box", "cpu"))
+    (tmp_path / "train.py").write_text("")
+
+    answer = shell("profile", "--store", "train.py", "--", "train.py")
+
+    assert not answer.code
+    check_message(answer.err, "cannot store")
+    assert (tmp_path / "profile.json").exists()

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import date, timedelta
 from math import log
 
 import pytest
 
 from evenstride.errors import ConfigError
-from evenstride.planner.catalogue.offers import Catalogue, Offer, price_interval, price_label
+from evenstride.planner.catalogue.offers import (
+    Catalogue,
+    Offer,
+    price_interval,
+    price_label,
+    priced_by_memory,
+)
 from tests.messages import raises_message
 
 PRICED, SAVED = date(2022, 11, 22), date(2025, 6, 28)
@@ -193,3 +200,24 @@ def test_an_unknown_name_is_refused_with_the_nearest(
 def test_an_invalid_offer_is_refused(wrong: dict[str, object]) -> None:
     with raises_message(ConfigError):
         Offer(**{"instance_type": "x", "usd_per_h": 1.0, **wrong})  # type: ignore[arg-type]
+
+
+def test_a_price_by_memory_is_the_same_for_equal_memory_and_keeps_the_saving_of_spot() -> None:
+    small = replace(PLAIN, memory_gib=8.0, spot_usd_per_h=0.048, spot_on=SAVED)
+    large = replace(L4, memory_gib=16.0)
+    whole = Catalogue((small, large, V100), (), "prices.csv")
+
+    found = priced_by_memory(whole, 0.005, SAVED)
+
+    assert [one.usd_per_h for one in found.offers] == pytest.approx([0.04, 0.08])
+    assert found.offers[0].spot_usd_per_h == pytest.approx(0.02)
+    assert price_interval(found.offers[0], SAVED).high == pytest.approx(0.04)
+    assert found.notes == ("1 offers of unknown memory have no price by memory",)
+    assert "0.005 USD" in found.source
+
+
+def test_a_price_by_memory_needs_a_price_and_memory() -> None:
+    with raises_message(ConfigError, "0.004"):
+        priced_by_memory(CATALOGUE, 0.0, SAVED)
+    with raises_message(ConfigError, "MemoryGiB"):
+        priced_by_memory(CATALOGUE, 0.005, SAVED)
