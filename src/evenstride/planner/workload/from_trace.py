@@ -23,6 +23,7 @@ import numpy as np
 from pydantic import ValidationError
 
 from evenstride.core.convergence.regression import t975
+from evenstride.core.convergence.settled_noise import settling
 from evenstride.core.fleet import FloatArray, Shares
 from evenstride.core.gradients.noise_scale import Z95, NoiseEstimate
 from evenstride.core.sampling.partition import UNKNOWN_LENGTH
@@ -379,11 +380,14 @@ def _point(samples: int, times_s: Sequence[float], beside_s: float) -> Point:
 def noise_of(course: TrainingHistory, until: float = inf) -> Noise | None:
     """Return the noise scale from a run's measured steps; ``None`` if none was measured.
 
-    It is that of the whole run: all measured steps count the same, because epochs depend on the
-    overall noise of the gradient, which usually grows towards the end. The interval treats the
-    change over the run as scatter, which makes it wider.
+    It is the settled noise: without the first steps, until it no longer changes. If it has not
+    settled, all steps count, and the interval includes the change. With ``until``, the epochs of a
+    whole training, all its steps count the same: their epochs depend on the overall noise.
     """
     estimate, counted = NoiseEstimate(), [one for one in course.steps if not one.epochs > until]
+    found_settling = None if until < inf else settling([one.norms.gain for one in counted])
+    if found_settling is not None and found_settling.settled:
+        counted = counted[found_settling.left_out :]
     for step in counted:
         estimate = estimate.after(step.norms, memory=inf)
     if not estimate.steps:
@@ -394,8 +398,18 @@ def noise_of(course: TrainingHistory, until: float = inf) -> Noise | None:
     # If losses are means over tokens, so is the scale: convert it to samples. The usual step is a
     # full one, but an epoch's last step need not be.
     unit = float(np.median([step.samples / step.norms.batch for step in counted]))
-    high = unit * found.high if found.high < inf else None
-    return Noise(scale=max(unit * found.value, 0.0), low=unit * found.low, high=high)
+    down, up = 1.0, 1.0
+    if found_settling is not None and not found_settling.settled:
+        change = found_settling.change
+        # Without a bound, if there are too few steps to compare.
+        down, up = 1 + min(change.low, 0.0), 1 + max(change.high, 0.0)
+    high = unit * found.high * up
+    return Noise(
+        scale=max(unit * found.value, 0.0),
+        low=unit * found.low * down,
+        high=high if high < inf else None,
+        settled=None if found_settling is None else found_settling.settled,
+    )
 
 
 def profile_of_run(trace: Path, types: Sequence[str]) -> WorkloadProfile:

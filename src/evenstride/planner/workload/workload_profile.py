@@ -76,6 +76,8 @@ class Noise(_Plain):
     scale: Annotated[float, Field(ge=0)]  # in samples
     low: Annotated[float, Field(ge=0)] = 0.0  # lower end of its 95 % interval
     high: Annotated[float, Field(ge=0)] | None = None  # upper end; ``None`` if unbounded
+    # Whether it no longer changed; ``None`` for the mean of a whole training, or if not known
+    settled: bool | None = None
 
 
 class ReachedTraining(_Plain):
