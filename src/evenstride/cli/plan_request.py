@@ -58,6 +58,15 @@ class TrainingLength:
 
 
 @dataclass(frozen=True, slots=True)
+class ClusterRequest:
+    """The clusters to consider."""
+
+    max_nodes: int
+    mixed: bool
+    full: bool  # only those that were trained
+
+
+@dataclass(frozen=True, slots=True)
 class PlanRequest:
     """The options of the command line."""
 
@@ -67,8 +76,7 @@ class PlanRequest:
     wishes: Wishes
     spot: bool
     batches: str | None
-    max_nodes: int
-    mixed: bool
+    clusters: ClusterRequest
     regions: str
     types: str
     transfer: bool

@@ -200,6 +200,14 @@ def plan(
             help="With --online: start from the script's newest checkpoint, which stays unchanged.",
         ),
     ] = False,
+    full: Annotated[
+        bool,
+        typer.Option(
+            "--full",
+            help="Full search: compare only the clusters and batches of the given runs, at their "
+            "measured steps.",
+        ),
+    ] = False,
     explain: Annotated[
         bool, typer.Option("--explain", help="Print all notes on the figures, not only five.")
     ] = False,
@@ -229,6 +237,8 @@ def plan(
 
         evenstride plan profile.json runs/256 runs/512 runs/1024 --target-loss 0.35
 
+        evenstride plan runs/1x64 runs/1x256 runs/4x64 runs/4x256 --as box --full --target-loss 0.4
+
         evenstride plan --online --workers 1,2,4 --batches 64,256 --epochs 30 -- train.py --lr 0.1
     """
     _refuse_unrelated(context, online=online)
@@ -249,7 +259,7 @@ def plan(
         )
         plan_online.perform(search, as_json=as_json)
         return
-    from evenstride.cli.plan_request import PlanRequest, wishes_of
+    from evenstride.cli.plan_request import ClusterRequest, PlanRequest, wishes_of
 
     request = PlanRequest(
         runs=tuple(map(Path, runs)),
@@ -257,8 +267,7 @@ def plan(
         length=_length(epochs, trained, target_loss, metric),
         spot=spot,
         batches=batches,
-        max_nodes=max_nodes,
-        mixed=mixed,
+        clusters=ClusterRequest(max_nodes, mixed, full),
         regions=regions,
         types=types,
         transfer=transfer,

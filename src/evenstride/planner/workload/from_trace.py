@@ -34,6 +34,7 @@ from evenstride.planner.workload.step_time import links
 from evenstride.planner.workload.workload_profile import (
     DeviceProfile,
     Links,
+    MeasuredCluster,
     Model,
     Noise,
     Point,
@@ -457,10 +458,46 @@ def _profile(log: RunLog, lives: Sequence[ProcessRecord], types: Sequence[str]) 
         samples=known.samples,
         global_batch=known.global_batch,
         devices=tuple(_devices(lives, types, log.path, others)) if types else (),
+        clusters=tuple(_clusters(lives[-1], types)),
         links=links_of(lives[-1]),
         noise=noise_of(course_of(log)),
         beside_s=others.epoch_s if types else None,
     )
+
+
+_MOST_UNSETTLED = 200  # steps
+
+
+def settled_s(seen: Sequence[Observation]) -> list[float]:
+    """Return the step times of the first worker once the shares have settled."""
+    # Of few steps, the later half. Each step includes its part of the time outside the steps that
+    # were reported with it, so that the sum is the time of the training.
+    mine = sorted((one for one in seen if one.worker == 0), key=lambda one: one.first_step)
+    times_s = [
+        busy_s + wait_s + (one.outside_s + one.control_wait_s) / one.steps
+        for one in mine
+        for busy_s, wait_s in zip(one.busy_s, one.wait_s, strict=True)
+    ]
+    return times_s[min(len(times_s) // 2, _MOST_UNSETTLED) :]
+
+
+def _clusters(life: ProcessRecord, types: Sequence[str]) -> Iterator[MeasuredCluster]:
+    """Yield the steps of all workers of a process together, if the types are known."""
+    alone, batch = life.facts.workers == 1, life.facts.global_batch
+    whole = [
+        one
+        for one in life.observations
+        # A single process may calibrate with other batches.
+        if one.modelled and one.share and (one.share == batch or not alone)
+    ]
+    times_s = settled_s(whole)
+    if types and times_s:
+        yield MeasuredCluster(
+            types=tuple(types) if len(types) > 1 else tuple(types) * life.facts.workers,
+            batch=batch,
+            step_s=float(np.mean(times_s)),
+            drift=drift(times_s, max(_AHEAD_S / sum(times_s), 1.0)),
+        )
 
 
 def _day(unix_s: float, trace: Path) -> str:
