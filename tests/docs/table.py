@@ -213,6 +213,10 @@ ELSEWHERE = {
     " -- train.py --lr 0.1": ONLINE,
     "evenstride plan --online --workers 1,2 --batches 128,512,2048 --epochs 60"
     " -- examples/online.py": ("tests/multiproc/test_online.py", '"examples" / "online.py"'),
+    "evenstride plan runs/1x64 runs/1x256 runs/4x64 runs/4x256 --as box --full --target-loss 0.4": (
+        "tests/unit/cli/commands/test_plan.py",
+        '"--full"',
+    ),
     "evenstride plan profile.json runs/256 runs/512 runs/1024 --target-loss 0.35": (
         "tests/multiproc/test_reaching.py",
         '"--target-loss"',

@@ -55,6 +55,7 @@ class Run:
         scaler: whether a gradient scaler is used.
         kept: whether gradients are never set to 0.
         overflows: a step whose gradient is not finite.
+        sync: the synchronisation mode.
         engine: ``ddp`` or ``own`` (a wrapper that averages in its own way).
         trace: file that the leader writes to.
     """
@@ -73,6 +74,7 @@ class Run:
     scaler: bool = False
     kept: bool = False
     overflows: int | None = None
+    sync: str = "bsp"
     engine: str = "ddp"
     trace: str | None = None
 
@@ -148,7 +150,9 @@ def train(rank: int, run: Run) -> dict[str, Any]:
     reported: list[StepParts] = []
     with pytest.MonkeyPatch.context() as patch:
         _overhear(patch, reported)
-        stride = evenstride.Stride(64, policy=run.policy, noise_every=run.every, trace=run.trace)
+        stride = evenstride.Stride(
+            64, policy=run.policy, noise_every=run.every, trace=run.trace, sync=run.sync
+        )
         try:
             found = _train(stride, run)
         finally:

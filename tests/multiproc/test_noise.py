@@ -35,6 +35,8 @@ CASES = {
     "memory for less, in micro-batches": Run(fits=5, micro=7, view=True),
     "a gradient scaler": Run(scaler=True),
     "every third step": Run(every=3, steps=7),
+    "parameter servers": Run(sync="bsp-ps(servers=2)", micro=7),
+    "parameter servers, a share of 0": Run("static:0,24,40", sync="bsp-ps"),
 }
 
 

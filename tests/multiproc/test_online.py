@@ -115,6 +115,8 @@ def test_a_training_is_exact_through_all_its_configurations(tmp_path: Path) -> N
     assert sum(journal.trained.values()) == pytest.approx(
         sum(len(reported[3]) for reported in steps.values()), rel=0.05
     )
+    noises = [probe.noise for probe in journal.probes if probe.noise is not None]
+    assert all(noise.settled for noise in noises), "it waits for each, in such a long training"
     assert found.after is not None and found.overhead is not None
     assert 0 < found.overhead.search_s <= found.overhead.total_s
     assert any("next:" in line for line in lines) and any("stays:" in line for line in lines)

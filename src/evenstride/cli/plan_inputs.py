@@ -16,7 +16,7 @@ from evenstride.planner.catalogue.catalogue_reader import read_catalogue, shippe
 from evenstride.planner.catalogue.live_prices import live_catalogue
 from evenstride.planner.catalogue.offers import Catalogue, priced_by_memory, selected
 from evenstride.planner.caveats import no_machine, of_device, of_spot
-from evenstride.planner.make_plan import batches_about, make_plan
+from evenstride.planner.make_plan import Plan, batches_about, full_plan, make_plan
 from evenstride.planner.search.candidates import Rentable, rentable, with_recorded
 from evenstride.planner.search.training_forecast import Kind, TrainingTask
 from evenstride.planner.spot_recordings import recorded_transience
@@ -37,20 +37,8 @@ def planned_for(request: PlanRequest, today: date) -> Planned:
         servers=request.servers(),
         beside_s=profile.beside_s or 0.0,
     )
-    batches = (
-        batches_about(profile.global_batch, task, (one.batch for one in profile.trainings))
-        if request.batches is None
-        else arguments.wholes(request.batches, "--batches")
-    )
     catalogue, machines, kinds = machines_of(request, profile, whole, today)
-    made = make_plan(
-        kinds,
-        task,
-        request.wishes,
-        batches or (profile.global_batch,),
-        most_machines=request.max_nodes,
-        mixed=request.mixed,
-    )
+    made = _made(request, profile, task, kinds)
     # In order of importance: the text shows the first ones.
     caveats = (
         *(f"{part.sentence(today)} (--store off ignores it)" for part in job.reused),
@@ -62,6 +50,26 @@ def planned_for(request: PlanRequest, today: date) -> Planned:
         *_outside_of_steps(profile),
     )
     return Planned(replace(made, caveats=caveats), job, catalogue, machines, request.sync)
+
+
+def _made(
+    request: PlanRequest, profile: WorkloadProfile, task: TrainingTask, kinds: Sequence[Kind]
+) -> Plan:
+    """Return the plan by the full search, or by interpolation between the measurements."""
+    given = None if request.batches is None else arguments.wholes(request.batches, "--batches")
+    if request.clusters.full:
+        wanted = [one for one in profile.clusters if given is None or one.batch in given]
+        return full_plan(kinds, task, request.wishes, wanted)
+    about = (one.batch for one in profile.trainings)
+    batches = batches_about(profile.global_batch, task, about) if given is None else given
+    return make_plan(
+        kinds,
+        task,
+        request.wishes,
+        batches or (profile.global_batch,),
+        most_machines=request.clusters.max_nodes,
+        mixed=request.clusters.mixed,
+    )
 
 
 def machines_of(

@@ -69,6 +69,15 @@ class PriceRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class ClusterRequest:
+    """The clusters to consider."""
+
+    max_nodes: int
+    mixed: bool
+    full: bool  # only those that were trained
+
+
+@dataclass(frozen=True, slots=True)
 class PlanRequest:
     """The options of the command line."""
 
@@ -78,8 +87,7 @@ class PlanRequest:
     wishes: Wishes
     spot: bool
     batches: str | None
-    max_nodes: int
-    mixed: bool
+    clusters: ClusterRequest
     transfer: bool
     links: str | None
     types_of_run: str

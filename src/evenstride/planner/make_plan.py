@@ -11,8 +11,10 @@ from typing import Any
 from evenstride.core.gradients.noise_scale import Interval
 from evenstride.errors import ConfigError
 from evenstride.planner.search.branch_and_bound import SearchResult, Space, search
+from evenstride.planner.search.full_search import full_search, gaps
 from evenstride.planner.search.selection import ChosenCluster, NothingFits, Wishes, choose
 from evenstride.planner.search.training_forecast import Kind, TrainingForecast, TrainingTask
+from evenstride.planner.workload.workload_profile import MeasuredCluster
 
 _TIMES = (0.25, 0.5, 1, 2, 4)
 
@@ -123,6 +125,20 @@ def make_plan(
     chosen = choose(found.outlooks, wishes)
     caveats = (*_caveats(chosen.outlook, task, known), *_too_large(batches, task))
     return Plan(found, chosen, wishes, caveats)
+
+
+def full_plan(
+    kinds: Sequence[Kind],
+    task: TrainingTask,
+    wishes: Wishes,
+    clusters: Sequence[MeasuredCluster],
+) -> Plan:
+    """Return the plan among the clusters that were trained, without interpolated step times."""
+    found = full_search(kinds, task, clusters, wishes)
+    missing = gaps(clusters)
+    only = "only clusters and batches that were trained were compared, at their measured steps"
+    caveats = (task.epochs.why, only, *([missing] if missing else []))
+    return Plan(found, choose(found.outlooks, wishes), wishes, caveats)
 
 
 def _require_enough_data(batches: Sequence[int], task: TrainingTask) -> None:

@@ -9,10 +9,11 @@ Pure: the same measurements give the same decisions.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, inf, isfinite
 from statistics import NormalDist
 
+from evenstride.core.convergence.batch_laws import MeasuredTraining, gamma_of
 from evenstride.core.gradients.noise_scale import Z95, Interval
 from evenstride.planner.online_forecast import (
     Configuration,
@@ -23,6 +24,7 @@ from evenstride.planner.online_forecast import (
     foresee,
 )
 from evenstride.planner.search.selection import Objective, frontier, knee
+from evenstride.planner.workload.target_runs import PARTS
 from evenstride.planner.workload.workload_profile import Noise
 
 USUAL_SWITCH_S = 2.0
@@ -31,6 +33,8 @@ USUAL_SWITCH_S = 2.0
 MOST_PROBES = 5
 """Phases that measure something, including the first; at most one more switch back follows."""
 
+# Longest wait of a phase for noise that has not settled, as a fraction of the training.
+_MOST_WAIT = 0.05
 # Largest cost of a trial, as a fraction of the remaining time at best.
 _MOST_OVERHEAD = 0.1
 # For the knee, where neither time nor cost alone decides: the longest switch, as a fraction of the
@@ -268,13 +272,39 @@ def must_restart(here: OnlineForecast, given: int, samples: int, switch_s: float
 
 
 def surest(measured: Sequence[Noise | None]) -> Noise | None:
-    """Return the noise scale with the narrowest interval; ``None`` without any."""
+    """Return the noise scale with the narrowest interval, settled ones first; may be ``None``."""
 
-    def width(one: Noise) -> float:
+    def width(one: Noise) -> tuple[bool, float]:
         high = inf if one.high is None else one.high
-        return (high - one.low) / one.scale if one.scale > 0 else inf
+        return one.settled is False, (high - one.low) / one.scale if one.scale > 0 else inf
 
     return min((one for one in measured if one is not None), key=width, default=None)
+
+
+def awaits_noise(noise: Noise | None, trained: float) -> bool:
+    """Return whether a phase goes on only to measure the noise, after a fraction of the training.
+
+    It does until the noise has settled. But noise may rise over the whole training, so the wait has
+    a limit: then the noise counts with an interval that includes its change.
+    """
+    return noise is not None and noise.settled is False and trained < _MOST_WAIT
+
+
+def with_gamma(
+    trained: Sequence[MeasuredTraining], probes: Sequence[Probe]
+) -> tuple[MeasuredTraining, ...]:
+    """Return earlier trainings with the settled noise that was measured at their batches.
+
+    With it, Scavenger's two constants are known, and its noise by batch.
+    """
+    found = list[MeasuredTraining]()
+    for run in trained:
+        own = surest([p.noise for p in probes if p.choice.batch == run.batch])
+        known = run.gamma is None and own is not None and own.settled
+        found.append(
+            replace(run, gamma=gamma_of(own.scale, run.batch, PARTS)) if own and known else run
+        )
+    return tuple(found)
 
 
 @dataclass(frozen=True, slots=True)

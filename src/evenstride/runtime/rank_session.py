@@ -39,7 +39,7 @@ class RankSession:
         self.state = state = RankState(team, settings, self._ask)
         # Replaces the engine's averaging; `None` if the engine averages.
         self.sync = sync = synchroniser(
-            settings.mode, team, state.gate, state.clock, state.progress, settings.max_steps
+            settings, team, lambda: state.gate.error, state.clock, state.progress, state.noise
         )
         # The same object in modes without a common step; else `None`.
         self.free = free_of(sync)

@@ -47,8 +47,8 @@ def batch_of(
 
     For ``auto``, ``EVENSTRIDE_GLOBAL_BATCH`` fixes the batch from one start to the next, if it is
     set. Otherwise the batch begins with the lower bound and is chosen at the end of each epoch. In
-    a mode that does not average gradients the noise cannot be measured. The batch then stays the
-    lower bound, and a state with another batch is refused.
+    a mode in which the engine does not average gradients, it is not chosen. The batch then stays
+    the lower bound, and a state with another batch is refused.
 
     Args:
         asked: samples, or ``auto``.
@@ -193,7 +193,7 @@ def _text_of(sync: Any) -> Any:
 
 
 def averages(sync: object) -> bool:
-    """Return whether a mode averages gradients every step; unknown modes count as averaging."""
+    """Return whether the engine averages gradients in a mode; unknown modes count as averaging."""
     sync = _text_of(sync)
     try:
         return not isinstance(sync, str) or isinstance(sync_from_spec(sync), AllReduce)

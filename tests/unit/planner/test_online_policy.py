@@ -7,12 +7,13 @@ from math import exp, hypot
 
 import pytest
 
-from evenstride.core.convergence.batch_laws import MeasuredTraining
+from evenstride.core.convergence.batch_laws import MeasuredTraining, gamma_of
 from evenstride.core.gradients.noise_scale import Z95
 from evenstride.planner.online_forecast import Configuration, Probe, TrainingJob, foresee
 from evenstride.planner.online_policy import (
     MOST_PROBES,
     OnlineStanding,
+    awaits_noise,
     choices,
     decide,
     extremes,
@@ -20,6 +21,7 @@ from evenstride.planner.online_policy import (
     overhead,
     surest,
     whole_epochs,
+    with_gamma,
 )
 from evenstride.planner.search.selection import Objective
 from evenstride.planner.workload.epochs_to_target import epochs_of_runs
@@ -281,6 +283,45 @@ def test_the_noise_that_is_known_best_counts() -> None:
     assert surest([None, open_end, NOISY, None, Noise(scale=50.0, low=10.0, high=90.0)]) == NOISY
     assert surest([None, open_end]) == open_end
     assert surest([None]) is None
+
+
+def test_settled_noise_counts_before_noise_that_is_known_better() -> None:
+    rising = Noise(scale=100.0, low=99.0, high=101.0, settled=False)
+    settled = Noise(scale=900.0, low=100.0, settled=True)
+
+    assert surest([rising, settled]) == settled
+    assert surest([rising, None]) == rising
+
+
+def test_a_phase_goes_on_until_its_noise_has_settled_but_not_for_ever() -> None:
+    rising, settled = (Noise(scale=100.0, settled=one) for one in (False, True))
+
+    assert awaits_noise(rising, 0.01)
+    assert not awaits_noise(rising, 0.06)
+    assert not awaits_noise(settled, 0.01)
+    assert not awaits_noise(None, 0.01), "one worker measures none"
+
+
+def test_settled_noise_of_the_extremes_gives_scavengers_constants() -> None:
+    trained = [MeasuredTraining(64, 30.0), MeasuredTraining(1024, 12.0)]
+    noises = [Noise(scale=n, settled=True) for n in (400.0, 900.0)]
+    small, large = (
+        replace(FOUR.probe(Configuration(4, run.batch)), noise=noise)
+        for run, noise in zip(trained, noises, strict=True)
+    )
+
+    both = with_gamma(trained, [small, large])
+    law = epochs_of_runs(both)
+
+    gammas = [gamma_of(400.0, 64, 8), gamma_of(900.0, 1024, 8)]
+    assert [run.gamma for run in both] == gammas
+    theta = 18.0 / (gammas[0] - gammas[1])
+    assert f"e = {30.0 - theta * gammas[0]:.3g} {theta:+.3g} gamma" in law.why
+    between = law.at(256)
+    assert between is not None
+    assert between.value == pytest.approx(30.0 - 18.0 * (1 / 8 - 1 / 16) / (1 / 8 - 1 / 32))
+    unsettled = replace(large, noise=Noise(scale=900.0, settled=False))
+    assert with_gamma(trained, [small, unsettled])[1].gamma is None
 
 
 def test_a_probe_survives_json() -> None:

@@ -217,6 +217,14 @@ def plan(
             "through SkyPilot.",
         ),
     ] = False,
+    full: Annotated[
+        bool,
+        typer.Option(
+            "--full",
+            help="Full search: compare only the clusters and batches of the given runs, at their "
+            "measured steps.",
+        ),
+    ] = False,
     explain: Annotated[
         bool, typer.Option("--explain", help="Print all notes on the figures, not only five.")
     ] = False,
@@ -249,6 +257,8 @@ def plan(
 
         evenstride plan --script "train.py --lr 0.1" --epochs 30
 
+        evenstride plan runs/1x64 runs/1x256 runs/4x64 runs/4x256 --as box --full --target-loss 0.4
+
         evenstride plan --online --workers 1,2,4 --batches 64,256 --epochs 30 -- train.py --lr 0.1
     """
     _refuse_unrelated(context, online=online)
@@ -269,7 +279,7 @@ def plan(
         )
         plan_online.perform(search, as_json=as_json)
         return
-    from evenstride.cli.plan_request import PlanRequest, PriceRequest, wishes_of
+    from evenstride.cli.plan_request import ClusterRequest, PlanRequest, PriceRequest, wishes_of
 
     request = PlanRequest(
         runs=tuple(map(Path, runs or ())),
@@ -277,8 +287,7 @@ def plan(
         length=_length(epochs, trained, target_loss, metric),
         spot=spot,
         batches=batches,
-        max_nodes=max_nodes,
-        mixed=mixed,
+        clusters=ClusterRequest(max_nodes, mixed, full),
         transfer=transfer,
         links=links,
         types_of_run=types_of_run,

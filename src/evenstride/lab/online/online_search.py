@@ -39,6 +39,7 @@ from evenstride.planner.online_policy import (
     USUAL_SWITCH_S,
     OnlineDecision,
     OnlineStanding,
+    awaits_noise,
     choices,
     decide,
     extremes,
@@ -46,6 +47,7 @@ from evenstride.planner.online_policy import (
     overhead,
     surest,
     whole_epochs,
+    with_gamma,
 )
 from evenstride.planner.workload.epochs_to_target import epochs_of_runs
 
@@ -173,7 +175,7 @@ class _Search:
                 return False
             looked_s = time.monotonic()
             probe = probe_of(at.crew.phase.trace, self.asked.probe_steps)
-            return probe is not None
+            return probe is not None and self._noise_known(at, probe)
 
         if not at.until(enough, math.inf):
             return None
@@ -188,6 +190,12 @@ class _Search:
         )
         return probe
 
+    def _noise_known(self, at: OnlineTraining, probe: Probe) -> bool:
+        """Return whether a phase needs no more steps for its noise."""
+        if len(set(self.asked.batches)) < 2 or self.asked.trained:
+            return True
+        return not awaits_noise(probe.noise, at.samples / (self.asked.epochs * at.length))
+
     def _decide(self, at: OnlineTraining, probe: Probe) -> OnlineDecision:
         known = facts_of(at.crew.phase.trace)
         assert known is not None, "the phase has been measured"
@@ -200,7 +208,9 @@ class _Search:
             self.asked.usd_per_h,
             surest([one.noise for one in self.journal.probes]),
             len(set(self.asked.batches)) or 1,
-            epochs_of_runs(self.asked.trained) if self.asked.trained else None,
+            epochs_of_runs(with_gamma(self.asked.trained, self.journal.probes))
+            if self.asked.trained
+            else None,
         )
         trained = dict(self.journal.trained)
         trained[at.choice.batch] = trained.get(at.choice.batch, 0.0) + at.samples
@@ -334,4 +344,5 @@ def _noise(probe: Probe) -> str:
     if probe.noise is None:
         return ""
     high = "" if probe.noise.high is None else f" to {probe.noise.high:.0f}"
-    return f", noise scale {probe.noise.scale:.0f} samples ({probe.noise.low:.0f}{high})"
+    unsettled = ", not settled" if probe.noise.settled is False else ""
+    return f", noise scale {probe.noise.scale:.0f} samples ({probe.noise.low:.0f}{high}){unsettled}"

@@ -23,12 +23,12 @@ from evenstride.planner.workload.from_trace import (
     lives_of,
     noise_of,
     overheads_of,
+    settled_s,
 )
 from evenstride.planner.workload.workload_profile import Point
 from evenstride.trace.run_log import RunLog, course_of
 
 _AHEAD_S = 600.0  # time ahead for which a mean should hold
-_MOST_UNSETTLED = 200  # steps
 
 
 def facts_of(trace: Path) -> Facts | None:
@@ -58,7 +58,7 @@ def probe_of(trace: Path, fewest: int) -> Probe | None:
     least = min(steps[worker] for worker in range(known.workers))
     if least < max(fewest, 1):
         return None
-    steps_s = _settled_s(seen)
+    steps_s = settled_s(seen)
     return Probe(
         Configuration(known.workers, known.global_batch),
         least,
@@ -85,16 +85,3 @@ def _points(seen: Sequence[Observation], worker: int) -> tuple[Point, ...]:
         away = 1.4826 * median(tuple(abs(time_s - usual_s) for time_s in each_s)) / usual_s
         points.append(Point(samples=size, step_s=usual_s, scatter=away, steps=len(each_s)))
     return tuple(points)
-
-
-def _settled_s(seen: Sequence[Observation]) -> list[float]:
-    """Return the step times of the first worker once the shares have settled."""
-    # Of few steps, the later half. Each step includes its part of the time outside the steps that
-    # were reported with it, so that the sum is the time of the training.
-    mine = sorted((one for one in seen if one.worker == 0), key=lambda one: one.first_step)
-    times_s = [
-        busy_s + wait_s + (one.outside_s + one.control_wait_s) / one.steps
-        for one in mine
-        for busy_s, wait_s in zip(one.busy_s, one.wait_s, strict=True)
-    ]
-    return times_s[min(len(times_s) // 2, _MOST_UNSETTLED) :]

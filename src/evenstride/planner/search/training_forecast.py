@@ -195,13 +195,16 @@ class TrainingForecast:
 
 
 def outlook(
-    choice: ClusterChoice, task: TrainingTask, step: StepEstimate | None = None
+    choice: ClusterChoice,
+    task: TrainingTask,
+    step: StepEstimate | None = None,
+    measured_error: float | None = None,
 ) -> TrainingForecast | None:
     """Return the forecast of a choice; ``None`` if its epochs are not known, or it may never end.
 
     The relative errors of epochs, step, preemptions and price count as independent. That of
     the step is the worst of its kinds: balanced workers all wait for the one whose speed was
-    overestimated.
+    overestimated. A measured ``step`` has its own relative deviation, ``measured_error``.
 
     Raises:
         InfeasibleShares: its batch does not fit.
@@ -218,8 +221,9 @@ def outlook(
     if stretch is None:
         return None
     known = task.links is not None or choice.workers == 1
-    part = _step_part(both, step, known=known)
-    least = max(exp(-Z95 * part), _least_part(both, step, known=known))
+    part = measured_error or _step_part(both, step, known=known)
+    lowest = 0.0 if measured_error else _least_part(both, step, known=known)
+    least = max(exp(-Z95 * part), lowest)
     time_s = product(useful, Interval(1.0, least, exp(Z95 * part)), stretch)
     prices = [_scaled(kind.usd_per_h, n / 3600.0) for kind, n in both]
     price = Interval(

@@ -50,8 +50,8 @@ class MeasuredEpochs:
 
     @property
     def why(self) -> str:
-        law = _LAWS[self.convergence.law]
-        why = f"the epochs follow {law}, fitted to runs at {self.batches} batches{self._evidence}"
+        why = f"the epochs follow {self._law}, fitted to runs at {self.batches} batches"
+        why += self._evidence
         if self._scatter_known:
             return why
         return f"{why}; with so few runs, the plan assumes that they vary by 25 %"
@@ -63,7 +63,23 @@ class MeasuredEpochs:
         if error is not None:
             return f"; it predicts each batch from the others with a mean error of {error:.1%}"
         fall = self.convergence.law is Law.GAIN
-        return f", because they {'fall' if fall else 'do not fall'} as the batch grows"
+        because = f", because they {'fall' if fall else 'do not fall'} as the batch grows"
+        ends = [self.convergence.epochs(batch).value for batch in self._range]
+        if self._scatter_known or max(ends) > _ASSUMED * min(ends):
+            return because
+        return f"{because} (weak evidence: the difference is less than that of single runs)"
+
+    @property
+    def _range(self) -> tuple[int, int]:
+        return self.convergence.smallest, self.convergence.largest
+
+    @property
+    def _law(self) -> str:
+        """The law by name, with Scavenger's two constants if the noise of the runs was measured."""
+        name, line = _LAWS[self.convergence.law], self.convergence.epochs_by
+        if self.convergence.gamma_by is None:
+            return name
+        return f"{name}, e = {line.start:.3g} {line.slope:+.3g} gamma"
 
     @property
     def _scatter_known(self) -> bool:
@@ -71,7 +87,7 @@ class MeasuredEpochs:
 
     def at(self, batch: int) -> Interval | None:
         """Return the epochs at a batch within the trained range; ``None`` elsewhere."""
-        if not self.convergence.smallest <= batch <= self.convergence.largest:
+        if not self._range[0] <= batch <= self._range[1]:
             return None
         found = self.convergence.epochs(batch)
         if not self._scatter_known:
@@ -98,10 +114,16 @@ class ByNoise:
 
     @property
     def why(self) -> str:
-        return (
+        why = (
             f"training takes {self.epochs:g} epochs{_ends(self.within)} at a batch of {self.base}; "
             "at other batches, they follow from the gradient's noise scale of "
             f"{self.noise.scale:.0f} samples by the law of large batches"
+        )
+        if self.noise.settled is not False:
+            return why
+        return (
+            f"{why}; this noise has not settled in the measured steps, so its interval is wide: "
+            "measure more steps"
         )
 
     def at(self, batch: int) -> Interval | None:

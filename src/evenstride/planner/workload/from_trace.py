@@ -23,6 +23,7 @@ import numpy as np
 from pydantic import ValidationError
 
 from evenstride.core.convergence.regression import t975
+from evenstride.core.convergence.settled_noise import settling
 from evenstride.core.fleet import FloatArray, Shares
 from evenstride.core.gradients.noise_scale import Z95, NoiseEstimate
 from evenstride.core.sampling.partition import UNKNOWN_LENGTH
@@ -33,6 +34,7 @@ from evenstride.planner.workload.step_time import links
 from evenstride.planner.workload.workload_profile import (
     DeviceProfile,
     Links,
+    MeasuredCluster,
     Model,
     Noise,
     Point,
@@ -379,11 +381,14 @@ def _point(samples: int, times_s: Sequence[float], beside_s: float) -> Point:
 def noise_of(course: TrainingHistory, until: float = inf) -> Noise | None:
     """Return the noise scale from a run's measured steps; ``None`` if none was measured.
 
-    It is that of the whole run: all measured steps count the same, because epochs depend on the
-    overall noise of the gradient, which usually grows towards the end. The interval treats the
-    change over the run as scatter, which makes it wider.
+    It is the settled noise: without the first steps, until it no longer changes. If it has not
+    settled, all steps count, and the interval includes the change. With ``until``, the epochs of a
+    whole training, all its steps count the same: their epochs depend on the overall noise.
     """
     estimate, counted = NoiseEstimate(), [one for one in course.steps if not one.epochs > until]
+    found_settling = None if until < inf else settling([one.norms.gain for one in counted])
+    if found_settling is not None and found_settling.settled:
+        counted = counted[found_settling.left_out :]
     for step in counted:
         estimate = estimate.after(step.norms, memory=inf)
     if not estimate.steps:
@@ -394,8 +399,18 @@ def noise_of(course: TrainingHistory, until: float = inf) -> Noise | None:
     # If losses are means over tokens, so is the scale: convert it to samples. The usual step is a
     # full one, but an epoch's last step need not be.
     unit = float(np.median([step.samples / step.norms.batch for step in counted]))
-    high = unit * found.high if found.high < inf else None
-    return Noise(scale=max(unit * found.value, 0.0), low=unit * found.low, high=high)
+    down, up = 1.0, 1.0
+    if found_settling is not None and not found_settling.settled:
+        change = found_settling.change
+        # Without a bound, if there are too few steps to compare.
+        down, up = 1 + min(change.low, 0.0), 1 + max(change.high, 0.0)
+    high = unit * found.high * up
+    return Noise(
+        scale=max(unit * found.value, 0.0),
+        low=unit * found.low * down,
+        high=high if high < inf else None,
+        settled=None if found_settling is None else found_settling.settled,
+    )
 
 
 def profile_of_run(trace: Path, types: Sequence[str]) -> WorkloadProfile:
@@ -443,10 +458,46 @@ def _profile(log: RunLog, lives: Sequence[ProcessRecord], types: Sequence[str]) 
         samples=known.samples,
         global_batch=known.global_batch,
         devices=tuple(_devices(lives, types, log.path, others)) if types else (),
+        clusters=tuple(_clusters(lives[-1], types)),
         links=links_of(lives[-1]),
         noise=noise_of(course_of(log)),
         beside_s=others.epoch_s if types else None,
     )
+
+
+_MOST_UNSETTLED = 200  # steps
+
+
+def settled_s(seen: Sequence[Observation]) -> list[float]:
+    """Return the step times of the first worker once the shares have settled."""
+    # Of few steps, the later half. Each step includes its part of the time outside the steps that
+    # were reported with it, so that the sum is the time of the training.
+    mine = sorted((one for one in seen if one.worker == 0), key=lambda one: one.first_step)
+    times_s = [
+        busy_s + wait_s + (one.outside_s + one.control_wait_s) / one.steps
+        for one in mine
+        for busy_s, wait_s in zip(one.busy_s, one.wait_s, strict=True)
+    ]
+    return times_s[min(len(times_s) // 2, _MOST_UNSETTLED) :]
+
+
+def _clusters(life: ProcessRecord, types: Sequence[str]) -> Iterator[MeasuredCluster]:
+    """Yield the steps of all workers of a process together, if the types are known."""
+    alone, batch = life.facts.workers == 1, life.facts.global_batch
+    whole = [
+        one
+        for one in life.observations
+        # A single process may calibrate with other batches.
+        if one.modelled and one.share and (one.share == batch or not alone)
+    ]
+    times_s = settled_s(whole)
+    if types and times_s:
+        yield MeasuredCluster(
+            types=tuple(types) if len(types) > 1 else tuple(types) * life.facts.workers,
+            batch=batch,
+            step_s=float(np.mean(times_s)),
+            drift=drift(times_s, max(_AHEAD_S / sum(times_s), 1.0)),
+        )
 
 
 def _day(unix_s: float, trace: Path) -> str:

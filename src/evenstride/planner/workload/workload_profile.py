@@ -55,6 +55,16 @@ class DeviceProfile(_Plain):
     most_samples: _Count | None = None
 
 
+class MeasuredCluster(_Plain):
+    """Steps of several workers together, at one global batch."""
+
+    types: tuple[_Name, ...] = Field(min_length=1)  # of the machine of each worker
+    batch: _Count  # global, in samples
+    step_s: _Seconds  # mean, with the work between steps
+    # Relative standard deviation of the mean of later steps
+    drift: Annotated[float, Field(ge=0, le=100)] = 0.0
+
+
 class Model(_Plain):
     """The trained model."""
 
@@ -76,6 +86,8 @@ class Noise(_Plain):
     scale: Annotated[float, Field(ge=0)]  # in samples
     low: Annotated[float, Field(ge=0)] = 0.0  # lower end of its 95 % interval
     high: Annotated[float, Field(ge=0)] | None = None  # upper end; ``None`` if unbounded
+    # Whether it no longer changed; ``None`` for the mean of a whole training, or if not known
+    settled: bool | None = None
 
 
 class ReachedTraining(_Plain):
@@ -100,6 +112,7 @@ class WorkloadProfile(_Plain):
     global_batch: _Count  # of the script.
     # Steps on each type of machine; empty for a run whose times do not count.
     devices: tuple[DeviceProfile, ...] = ()
+    clusters: tuple[MeasuredCluster, ...] = ()  # that were trained as a whole.
     links: Links | None = None  # between workers, if measured.
     noise: Noise | None = None  # of the gradient, if measured.
     trainings: tuple[ReachedTraining, ...] = ()  # that reached their target.
@@ -170,6 +183,7 @@ def merged(profiles: Sequence[WorkloadProfile], *, force: bool = False) -> Workl
     return first.model_copy(
         update={
             "devices": _devices(device for one in profiles for device in one.devices),
+            "clusters": tuple(cluster for one in profiles for cluster in one.clusters),
             "links": _last(one.links for one in profiles),
             "noise": _last(one.noise for one in profiles),
             "trainings": tuple(training for one in profiles for training in one.trainings),

@@ -4,6 +4,7 @@ Every rank computes the squared norm of its own gradient before the engine avera
 the averaged gradient when the step commits. Each exchange sends these two numbers and the step's
 loss to the leader; `evenstride.core.gradients.noise_scale` explains them. The gradients are only
 read, so training does not change. A single process compares the micro-batches of its steps.
+Parameter servers return the second number with the weights.
 
 The weights of the losses are divided out. Any other common factor, such as a gradient scaler's, is
 in both numbers: its square is in noise and signal, and cancels in their ratio. `NoiseSummary`
@@ -23,7 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from evenstride.core.gradients.noise_scale import NoiseOfRun, StepParts
 from evenstride.core.sampling.draw import Draw
-from evenstride.core.sync_modes.mode_specs import AllReduce, SyncMode
+from evenstride.core.sync_modes.mode_specs import AllReduce, ParameterServerMode, SyncMode
 from evenstride.errors import ConfigError
 from evenstride.runtime.engines.watched_models import engine_of, is_sharded
 from evenstride.runtime.noise.noise_parts import (
@@ -31,6 +32,7 @@ from evenstride.runtime.noise.noise_parts import (
     OwnGradient,
     PartNorms,
     Reading,
+    SentGradient,
     StepLoss,
     square,
 )
@@ -51,17 +53,25 @@ LEFT = (
 AGAIN = "another backward pass followed in the same step, after its gradients had been averaged"
 SPARSE = "some gradients are sparse"
 NOTHING = "no watched parameter received a gradient"
+IN_PARTS = (
+    "a step's gradient is sent to the parameter servers in parts, because several optimizers step "
+    "it, or it is sparse; use one optimizer with several parameter groups"
+)
 TWO_WEIGHTS = "losses of one batch had different weights"
 DEVICES = "the model is on several devices"
 
 
 def check_mode(every: int, mode: SyncMode) -> None:
-    """Refuse a mode that does not average gradients in the backward pass."""
-    if every and not isinstance(mode, AllReduce):
+    """Refuse a mode that does not average the ranks' gradients of every step.
+
+    Without lockstep, an update has one rank's gradient, and those of other ranks belong to other
+    weights. Their difference would contain the change of the gradient as well as its noise.
+    """
+    if every and not isinstance(mode, AllReduce | ParameterServerMode):
         raise ConfigError(
-            f"noise_every={every} compares the ranks' gradients with their mean after each "
-            f'backward pass, but sync="{mode}" does not compute this mean; remove noise_every (and '
-            'EVENSTRIDE_NOISE), or use sync="bsp"'
+            f"noise_every={every} compares the ranks' gradients at the same weights with their "
+            f'mean, but sync="{mode}" does not compute this mean in every step; remove noise_every '
+            '(and EVENSTRIDE_NOISE), or use sync="bsp" or sync="bsp-ps"'
         )
 
 
@@ -121,9 +131,10 @@ class NoiseMeter:
 
     def __init__(self, every: int, world_size: int, clock: RankClock) -> None:
         self.every, self.own_s, self.weighted = every, 0.0, False
+        self._sent: SentGradient | None = None
         self.why = UNWATCHED  # why the latest measured step has no result; empty if it has one
         self._world_size, self._clock = world_size, clock
-        self._parts: OwnGradient | MicroBatches = MicroBatches()
+        self._parts: OwnGradient | SentGradient | MicroBatches = MicroBatches()
         if world_size > 1:
             self._parts = OwnGradient(self._spent)
         self._parameters: list[nn.Parameter] = []
@@ -133,13 +144,18 @@ class NoiseMeter:
         self._unread: deque[_Unread] = deque()
         self._measured: deque[StepParts] = deque(maxlen=_MOST_MEASURED)
 
+    def of_sent(self) -> SentGradient:
+        """Measure the gradients that are sent to parameter servers, through the returned object."""
+        self._parts = self._sent = SentGradient(self._spent)
+        return self._sent
+
     def watch(self, model: nn.Module) -> None:
         if self._never:
             return
         engine, ignored = engine_of(model), set[str]()
         if isinstance(engine, DistributedDataParallel):
             ignored, engine = set(getattr(engine, "parameters_to_ignore", ())), engine.module
-        elif self._world_size > 1:
+        elif self._world_size > 1 and self._sent is None:
             kind = type(engine).__name__
             self._refuse(
                 f"the engine ({kind}) averages gradients at an unknown time; only "
@@ -207,7 +223,7 @@ class NoiseMeter:
         if any(gradient.is_sparse for gradient in mean):
             self.why = SPARSE
         elif found is None:
-            self.why = NOTHING
+            self.why = NOTHING if self._sent is None else IN_PARTS
         elif found.parts == self._world_size == 1:
             self.why = IN_ONE
         else:
@@ -265,9 +281,11 @@ class NoiseMeter:
         # A part adds c w g to the gradients, with c = W / N.
         local = found.over_weight * (step.batch / self._world_size) ** 2
         left = torch.zeros_like(local) if step.left is None else step.left
+        served = None if self._sent is None else self._sent.mean
+        whole = square(mean) if served is None else torch.full_like(local, served)
         total = step.loss.total
         loss = torch.zeros_like(local) if total is None else total
-        reading = Reading(torch.stack([local, square(mean), left, loss]))
+        reading = Reading(torch.stack([local, whole, left, loss]))
         known = total is not None
         return _Unread(step.step, found.parts, found.weight, step.batch, known, reading)
 

@@ -178,6 +178,52 @@ class OwnGradient:
         self._spent(time.perf_counter() - started_s)
 
 
+class SentGradient:
+    """One part: the gradient that this rank sends to parameter servers, which return the mean's.
+
+    What the script does to the gradient before it is sent, such as clipping, is in both norms.
+    """
+
+    def __init__(self, spent: Callable[[float], None]) -> None:
+        self._spent, self._weight, self._parameters = spent, 0.0, list[nn.Parameter]()
+        self._own: Tensor | None = None  # squared norm of the sent gradient
+        self.mean: float | None = None  # that of the ranks' mean; ``None`` if it is not known
+
+    def begin(self, parameters: Sequence[nn.Parameter]) -> None:
+        self.drop()
+        self._parameters = list(parameters)
+
+    def piece_ended(self, weight: float, *, last: bool) -> None:
+        del last
+        self._weight += weight
+
+    def send(self, gradients: Sequence[Tensor]) -> bool:
+        """Take the norm of the gradients that are about to be sent, if this step is measured.
+
+        Return whether it is. A second optimizer sends another part of the gradient later, when the
+        step is over, so a part that is not whole is not measured.
+        """
+        given = sum(parameter.grad is not None for parameter in self._parameters)
+        if not gradients or len(gradients) != given or any(g.is_sparse for g in gradients):
+            return False
+        started_s = time.perf_counter()
+        self._own = square(gradients)
+        self._spent(time.perf_counter() - started_s)
+        return True
+
+    def averaged(self, squared: float) -> None:
+        """Note the squared norm of the mean over the ranks."""
+        self.mean = squared
+
+    def end(self) -> PartNorms | None:
+        own, weight = self._own, self._weight
+        self._parameters, self._own, self._weight = [], None, 0.0
+        return PartNorms(1, weight, own / weight) if own is not None and weight else None
+
+    def drop(self) -> None:
+        self._parameters, self._own, self._weight, self.mean = [], None, 0.0, None
+
+
 class MicroBatches:
     """One part for each micro-batch of one process: its addition to the gradients."""
 

@@ -6,7 +6,7 @@ import copy
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,7 @@ from torch.distributed import rpc
 from torch.optim import Optimizer
 
 from evenstride.core.sync_modes.mode_specs import rate_factor
+from evenstride.runtime.noise.noise_parts import square
 from evenstride.runtime.parameter_server.work_dispatcher import (
     WorkDispatcher,
     declared_lost,
@@ -23,7 +24,16 @@ Settings = list[dict[str, Any]]
 """The settings of an optimizer's groups, such as the learning rate, without the parameters."""
 
 Gradients = Sequence[Tensor | None]
-Weights = torch.futures.Future[list[Tensor]]
+Stepped = torch.futures.Future[tuple[list[Tensor], float | None]]
+"""Weights after a step, and the squared norm of its mean gradient if a worker asked for it."""
+
+
+class _Pushed(NamedTuple):
+    """What a worker has sent for a step, and its answer."""
+
+    gradients: Gradients
+    measures: bool  # whether it needs the norm of the mean
+    answer: Stepped
 
 
 def part_of(optimizer: Optimizer, mine: Sequence[nn.Parameter]) -> Optimizer:
@@ -157,7 +167,7 @@ class Server:
         self._workers, self._lock = workers, threading.Lock()
         self._updates, self._pulled = 0, [0] * workers
         self.calls = 0  # so far; shows whether any worker still needs this server
-        self._rounds: dict[int, dict[int, tuple[Gradients, Weights]]] = {}
+        self._rounds: dict[int, dict[int, _Pushed]] = {}
         self._left: set[int] = set()
         self.deserted = threading.Event()  # set when all workers have left
 
@@ -184,40 +194,49 @@ class Server:
     def alive(self) -> None:
         """Return at once, also while other calls wait."""
 
-    def push(self, number: int, worker: int, settings: Settings, gradients: Gradients) -> Weights:
+    def push(
+        self,
+        number: int,
+        worker: int,
+        settings: Settings,
+        gradients: Gradients,
+        measures: bool = False,
+    ) -> Stepped:
         """Return the weights after a step with all workers' mean gradient, once all have pushed.
+
+        ``measures`` asks for the squared norm of this server's part of the mean gradient.
 
         Raises:
             RuntimeError: a worker has ended, so the step cannot complete.
         """
-        weights: Weights = torch.futures.Future()
+        answer: Stepped = torch.futures.Future()
         with self._lock:  # `leave` ends the wait of all workers that have pushed before
             if self._left:
                 raise RuntimeError(_ended(self._left))
             pushed = self._rounds.setdefault(number, {})
-            pushed[worker] = gradients, weights
+            pushed[worker] = _Pushed(gradients, measures, answer)
             complete = len(pushed) == self._workers
             if complete:
                 del self._rounds[number]
         if complete:
             self._step(number, settings, pushed)
-        return weights
+        return answer
 
-    def _step(
-        self, number: int, settings: Settings, pushed: dict[int, tuple[Gradients, Weights]]
-    ) -> None:
-        waiting = [weights for _, weights in pushed.values()]
+    def _step(self, number: int, settings: Settings, pushed: dict[int, _Pushed]) -> None:
         try:
-            mean = mean_of([pushed[worker][0] for worker in sorted(pushed)])
-            stepped = self.shard.step(number, settings, mean)
+            mean = mean_of([pushed[worker].gradients for worker in sorted(pushed)])
+            given = [gradient for gradient in mean if gradient is not None]
+            measures = any(one.measures for one in pushed.values())
+            squared = float(square(given)) if measures and given else None
+            stepped = self.shard.step(number, settings, mean), squared
         except Exception as error:
             # All workers wait for this step, so each must get its error.
-            for weights in waiting:
-                weights.set_exception(error)  # type: ignore[arg-type]
+            for one in pushed.values():
+                one.answer.set_exception(error)  # type: ignore[arg-type]
             return
         # No copies: they do not change until every worker has received them and pushed again.
-        for weights in waiting:
-            weights.set_result(stepped)
+        for one in pushed.values():
+            one.answer.set_result(stepped)
 
     def push_now(
         self, number: int, worker: int, settings: Settings, gradients: Gradients
@@ -275,12 +294,10 @@ class Server:
             if self.dispatcher is not None:  # under the lock, so that updates stay atomic
                 self.dispatcher.gone(worker)
             self._left.add(worker)
-            waiting = [
-                weights for pushed in self._rounds.values() for _, weights in pushed.values()
-            ]
+            waiting = [one.answer for pushed in self._rounds.values() for one in pushed.values()]
             self._rounds.clear()
-        for weights in waiting:
-            weights.set_exception(RuntimeError(_ended(self._left)))  # type: ignore[arg-type]
+        for answer in waiting:
+            answer.set_exception(RuntimeError(_ended(self._left)))  # type: ignore[arg-type]
         with self._lock:
             # Last, because the process ends soon after: waiting workers have their answers by now.
             if len(self._left) == self._workers:

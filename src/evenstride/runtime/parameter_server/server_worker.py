@@ -20,6 +20,7 @@ from evenstride.core.gradients.weighting import loss_factor
 from evenstride.core.sampling.draw import Draw
 from evenstride.core.sync_modes.mode_specs import place
 from evenstride.errors import ConfigError, UsageError
+from evenstride.runtime.noise.noise_parts import SentGradient
 from evenstride.runtime.parameter_server.server import Server, parameters_of, part_of, settings_of
 from evenstride.runtime.parameter_server.server_calls import ServerConnections
 from evenstride.runtime.parameter_server.work_dispatcher import WorkDispatcher
@@ -226,7 +227,20 @@ class Synchronous(ServedWorker):
 
     As in the parameter-server papers, the servers average the gradients, make the update and
     distribute the weights. The result is that of an all-reduce, up to rounding.
+
+    ``sent`` gets the norms of the gradients of the steps whose noise is measured, if there are any.
     """
+
+    def __init__(
+        self,
+        rank: int,
+        world_size: int,
+        servers: int,
+        connect: Callable[[], ServerConnections],
+        sent: SentGradient | None = None,
+    ) -> None:
+        super().__init__(rank, world_size, servers, connect)
+        self._sent = sent
 
     def factor(self, draw: Draw) -> float:
         """Return the loss factor that turns the mean over workers into the mean over samples."""
@@ -234,8 +248,14 @@ class Synchronous(ServedWorker):
 
     def before_step(self, optimizer: Optimizer) -> None:
         """Send this worker's gradients, and load the weights after the update of all workers."""
-        known = self.known(optimizer)
-        _receive(known, self.servers.call(Server.push, self._pushes(known)))
+        known, sent = self.known(optimizer), self._sent
+        mine = chain.from_iterable(known.parameters.values())
+        measures = sent is not None and sent.send([p.grad for p in mine if p.grad is not None])
+        pushes = {i: (*arguments, measures) for i, arguments in self._pushes(known).items()}
+        answers = self.servers.call(Server.push, pushes)
+        if sent is not None and measures:
+            sent.averaged(sum(squared or 0.0 for _, squared in answers.values()))
+        _receive(known, {index: weights for index, (weights, _) in answers.items()})
 
 
 class StandingPosition(Protocol):

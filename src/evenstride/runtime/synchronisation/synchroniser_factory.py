@@ -14,13 +14,14 @@ from evenstride.core.sync_modes.mode_specs import (
     StaleSynchronous,
     SyncMode,
 )
-from evenstride.runtime.coordination.draw_barrier import DrawBarrier
 from evenstride.runtime.engines.process_groups import own_group
 from evenstride.runtime.loading.position import CommittedPosition
 from evenstride.runtime.loading.sampler import StepSampler
+from evenstride.runtime.noise.noise_meter import NoiseMeter
 from evenstride.runtime.parameter_server.handout_sampler import PieceSampler
 from evenstride.runtime.parameter_server.server_calls import connect
 from evenstride.runtime.parameter_server.server_worker import AsyncWorker, Synchronous
+from evenstride.runtime.settings import Settings
 from evenstride.runtime.synchronisation.delayed_gradients import DelayedTraining
 from evenstride.runtime.synchronisation.local_sgd import LocalTraining, round_position
 from evenstride.runtime.synchronisation.synchroniser import Synchroniser
@@ -30,30 +31,33 @@ from evenstride.runtime.timing.device_timer import RankClock
 
 
 def synchroniser(
-    mode: SyncMode,
+    settings: Settings,
     team: Team,
-    gate: DrawBarrier,
+    failed: Callable[[], Exception | None],
     clock: RankClock,
     progress: CommittedPosition,
-    max_steps: int | None = None,
+    noise: NoiseMeter | None,
 ) -> Synchroniser | None:
     """Return the synchroniser of a mode; ``None`` if the engine synchronises or for one process.
 
-    ``gate`` has the error once another rank is lost. The run ends after ``max_steps``.
+    ``failed`` returns the error once another rank is lost. ``noise`` then measures the gradients
+    that are sent to parameter servers.
     """
+    mode = settings.mode
     if isinstance(mode, AllReduce) or team.group is None:
         return None
     if isinstance(mode, ParameterServerMode | Asynchronous | StaleSynchronous):
         assert team.channel is not None, "servers are for several processes"
         one_machine = len({peer.place for peer in team.peers}) == 1
-        reach = partial(connect, team.channel, mode, lambda: gate.error, one_machine=one_machine)
+        reach = partial(connect, team.channel, mode, failed, one_machine=one_machine)
         servers = mode.servers
         if isinstance(mode, ParameterServerMode):
-            return Synchronous(team.rank, team.world_size, servers, reach)
+            sent = None if noise is None else noise.of_sent()
+            return Synchronous(team.rank, team.world_size, servers, reach, sent)
         return AsyncWorker(
             team.rank, team.world_size, progress.global_batch, servers, reach, clock, progress
         )
-    place = partial(round_position, progress, max_steps)
+    place = partial(round_position, progress, settings.max_steps)
     if isinstance(mode, LocalSgd):
         return LocalTraining(mode, partial(_join, team), clock, place)
     join = partial(own_group, team.group, team.channel)

@@ -447,3 +447,35 @@ def test_a_run_given_with_a_profile_has_noise_at_its_own_batch(profile: Path, pl
     found = plan(str(run), "--json").json()
 
     check_message(found["caveats"], "20", "512")
+
+
+def test_the_full_search_compares_the_clusters_of_the_runs(tmp_path: Path, shell: Shell) -> None:
+    (tmp_path / "prices.csv").write_text("type,usd_per_h,vcpus\nbox,0.1,2\n")
+    runs = list[str]()
+    for workers, batch, busy_s in ((1, 64, 0.25), (2, 64, 0.15), (1, 256, 0.55), (2, 256, 0.75)):
+        folder = tmp_path / f"{workers}x{batch}"
+        names = [f"host/{rank}" for rank in range(workers)]
+        times_s = dict.fromkeys(range(workers), busy_s)
+        torch = installed_torch() or "2.13.0"
+        life(
+            folder,
+            batch=batch,
+            workers=names,
+            busy_s=times_s,
+            evenstride=__version__,
+            torch=torch,
+        )
+        runs.append(str(folder))
+
+    found = shell(
+        *("plan", *runs, "--as", "box", "--catalog", str(tmp_path / "prices.csv"), "--json"),
+        *("--full", "--trained", "64:10", "--trained", "256:12", "--objective", "time"),
+    ).json()
+
+    rows = {(row["workers"], row["global_batch"]): row["step_s"] for row in found["candidates"]}
+    assert (found["looked_at"], found["gap"]) == (4, 0.0)
+    chosen = found["candidates"][found["chosen"]]
+    assert (chosen["workers"], chosen["global_batch"]) == (1, 256)
+    assert rows[1, 256] == pytest.approx(0.6), "with the waits of 0.05 s"
+    assert chosen["time_s"] == pytest.approx(12 * SAMPLES / 256 * 0.6)
+    assert any("were trained were compared" in caveat for caveat in found["caveats"])

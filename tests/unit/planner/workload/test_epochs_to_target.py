@@ -91,3 +91,20 @@ def test_what_the_noise_says_of_other_batches_is_no_surer_than_the_training() ->
     assert other.value == 20.0
     assert by_noise < other.high < 1.25 * by_noise, "errors of both are independent"
     assert other.low < 10.0 * (512 + 768) / (512 + 256)
+
+
+def test_the_reason_for_a_law_is_said_and_so_is_weak_evidence() -> None:
+    clear, weak = (epochs_of_trainings((64, 30.0), (1024, at_last)) for at_last in (12.0, 29.0))
+
+    check_message(clear.why, "Scavenger", "fall")
+    check_message(weak.why, "weak evidence")
+
+
+def test_noise_that_has_not_settled_is_said() -> None:
+    rising, settled = (
+        epochs_of_trainings((64, 30.0), noise=Noise(scale=256.0, low=100.0, settled=one)).why
+        for one in (False, True)
+    )
+
+    check_message(rising, "not settled")
+    assert "not settled" not in settled

@@ -135,18 +135,40 @@ def test_communication_that_hardly_grows_with_workers_is_bandwidth() -> None:
     assert found.bytes_per_s == pytest.approx(1.3e9, rel=0.1)
 
 
-def test_noise_is_that_of_the_whole_run(tmp_path: Path) -> None:
-    """Not of its last hundred steps; and up to a place, where one is given."""
+def test_noise_of_a_whole_training_is_that_of_all_its_steps(tmp_path: Path) -> None:
+    """Not of its last hundred steps."""
     passes = [went(100 * e, float(e)) for e in range(10)]
     path = life(tmp_path, [*passes, *(noisy(n, 100.0 + n) for n in range(1000))])
 
-    reported, until = noise_of(read_course(path)), noise_of(read_course(path), until=2.0)
+    whole, part = (noise_of(read_course(path), until=until) for until in (20.0, 2.0))
 
-    assert reported is not None
-    assert reported.scale == pytest.approx(599.5)
-    assert until is not None
-    assert until.scale == pytest.approx(199.5)
-    assert until.low < 199.5 < (until.high or 0.0)
+    assert whole is not None
+    assert whole.scale == pytest.approx(599.5)
+    assert part is not None
+    assert part.scale == pytest.approx(199.5)
+    assert part.low < 199.5 < (part.high or 0.0)
+    assert part.settled is whole.settled is None
+
+
+def test_noise_counts_from_the_step_where_it_has_settled(tmp_path: Path) -> None:
+    rising = [noisy(n, 1.0 + 9.0 * n) for n in range(100)]
+
+    found = noise_of(read_course(life(tmp_path, [*rising, *(noisy(n, 900.0) for n in range(300))])))
+
+    assert found is not None
+    assert found.settled
+    assert found.scale == pytest.approx(900.0, rel=0.05)
+
+
+def test_noise_that_has_not_settled_says_so_and_includes_its_change(tmp_path: Path) -> None:
+    steps = [noisy(n, 2.0**n) for n in range(24)]
+
+    found = noise_of(read_course(life(tmp_path, steps[:12])))
+    short = noise_of(read_course(life(tmp_path, steps[:3])))
+
+    assert found is not None and short is not None
+    assert found.settled is short.settled is False
+    assert found.high is None or found.high > 2.0**11, "as far as it has come"
 
 
 def test_an_epochs_short_last_step_does_not_change_the_unit(tmp_path: Path) -> None:

@@ -145,8 +145,26 @@ def test_a_step_waits_for_all_workers_and_sums_in_their_order() -> None:
             assert not any(future.done() for future in futures)
             futures.append(server.push(0, worker, settings, gradients))
         assert all(future.done() for future in futures)
-        ends.append([w.tolist() for w in futures[0].value()])
+        weights, squared = futures[0].value()
+        assert squared is None, "nobody asked for it"
+        ends.append([w.tolist() for w in weights])
     assert ends[0] == ends[1]
+
+
+def test_one_worker_that_measures_gives_all_the_norm_of_the_mean() -> None:
+    net, optimizer = _trained("SGD")
+    server = Server(workers=2)
+    server.begin(0, part_of(optimizer, list(net.parameters())), range(4))
+    first, *rest = parameters_of(optimizer)
+    ones: list[Any] = [torch.ones_like(first), *[None for _ in rest]]
+    threes: list[Any] = [3 * torch.ones_like(first), *[torch.zeros_like(p) for p in rest]]
+
+    answers = [
+        server.push(0, worker, settings_of(optimizer), gradients, worker == 1)
+        for worker, gradients in enumerate((ones, threes))
+    ]
+
+    assert [answer.value()[1] for answer in answers] == pytest.approx([4.0 * first.numel()] * 2)
 
 
 def test_a_failed_step_raises_on_all_workers() -> None:
