@@ -1,4 +1,4 @@
-"""Compare predictors of a worker's next speed: NARX, the last value, EMA and AR.
+"""Compare predictors of a worker's next speed: NARX, RNN, LSTM, the last value, EMA and AR.
 
     python benchmarks/predictors.py [--seconds 120] [--keep FILE.npz] [--series FILE.npz]
 
@@ -15,10 +15,10 @@ after day. The speed is the part of the machine that the load leaves free. The k
 the sample before. The title has the factor by which time is compressed, if an iteration is as long
 as a recorded one.
 
-Predictions are one iteration ahead. NARX has two rows: one learns during the run, and the other was
-fitted on *other* workers (all but one recorded worker, three quarters of the machines). *step* is
-the time of a step with shares by the predicted speeds, divided by that with shares by the true
-ones.
+Predictions are one iteration ahead. Each network has two rows: one learns during the run, and the
+other was fitted on *other* workers (all but one recorded worker, three quarters of the machines).
+*step* is the time of a step with shares by the predicted speeds, divided by that with shares by the
+true ones.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ import numpy as np
 import psutil
 
 from evenstride.core.fleet import FloatArray
-from evenstride.core.predictors import Narx, predictor_named
+from evenstride.core.predictors import predictor_named
 from evenstride.lab.processes.cpu_limits import open_limits
 
 SPEEDS = (0.7, 0.5, 0.3)
@@ -49,6 +49,7 @@ SIZE, PRODUCTS, BATCH = 192, 200, 256
 LOAD_S = 0.3
 PATIENCE_S = 60.0
 SAMPLE_S = 300.0  # between samples of the PlanetLab recording
+SIMPLE, NETWORKS = ("last", "ema", "ar"), ("narx", "rnn", "lstm")
 WARM = 50  # first iterations, which are not evaluated
 
 
@@ -221,9 +222,9 @@ def predictions(name: str, series: FloatArray, taught: Any = None) -> FloatArray
     return predicted
 
 
-def taught_on(series: FloatArray) -> Any:
-    """Return a NARX that was fitted on some workers and no longer learns."""
-    predictor: Any = Narx()
+def taught_on(name: str, series: FloatArray) -> Any:
+    """Return a network that was fitted on some workers and no longer learns."""
+    predictor: Any = predictor_named(name)
     workers, state = np.arange(len(series)), predictor.start(len(series))
     for _ in range(2):  # twice over the series
         for step in range(series.shape[1]):
@@ -231,12 +232,12 @@ def taught_on(series: FloatArray) -> Any:
     return predictor.knowing(state, learns=False)
 
 
-def held_out(series: FloatArray, folds: int = 4) -> FloatArray:
-    """Return NARX's predictions of each fold of the workers, fitted on all others."""
+def held_out(name: str, series: FloatArray, folds: int = 4) -> FloatArray:
+    """Return a network's predictions of each fold of the workers, fitted on all others."""
     workers, predicted = np.arange(len(series)), np.zeros(series.shape[:2])
     for mine in np.array_split(workers, min(folds, len(series))):
         others = np.setdiff1d(workers, mine)
-        predicted[mine] = predictions("narx", series[mine], taught_on(series[others]))
+        predicted[mine] = predictions(name, series[mine], taught_on(name, series[others]))
     return predicted
 
 
@@ -251,8 +252,8 @@ def judged(predicted: FloatArray, series: FloatArray) -> tuple[float, float]:
 def table(title: str, series: FloatArray) -> Iterator[str]:
     """Yield the lines of the table of one series."""
     yield f"{title}: {series.shape[0]} workers, {series.shape[1]} iterations"
-    rows = {name: predictions(name, series) for name in ("last", "ema", "ar", "narx")}
-    rows["narx, others"] = held_out(series)
+    rows = {name: predictions(name, series) for name in (*SIMPLE, *NETWORKS)}
+    rows.update({f"{name}, others": held_out(name, series) for name in NETWORKS})
     for name, predicted in rows.items():
         rmse, step = judged(predicted, series)
         yield f"  {name:14} RMSE {rmse:7.2%}   step {step:.4f}"

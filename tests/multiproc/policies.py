@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -22,16 +23,27 @@ def trained(rank: int, folder: Path, epochs: int, steps: int, policy: str) -> No
     _train(evenstride.Stride(16, policy=policy, trace=folder), epochs, steps)
 
 
-def _train(stride: evenstride.Stride, epochs: int, steps: int) -> None:
+def trained_on(
+    rank: int, folder: Path, epochs: int, steps: int, policy: evenstride.Policy[Any] | str
+) -> list[list[int]]:
+    """Train epochs of some steps each, and return the rank's samples of every step."""
+    del rank
+    return _train(evenstride.Stride(16, policy=policy, trace=folder), epochs, steps)
+
+
+def _train(stride: evenstride.Stride, epochs: int, steps: int) -> list[list[int]]:
+    drawn = []
     loader = stride.loader(rows(16 * steps))
     model = stride.watch(DistributedDataParallel(net()))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for _ in range(epochs):
-        for _, x, y in loader:
+        for ids, x, y in loader:
+            drawn.append(ids.tolist())
             stride.scale(F.mse_loss(model(x), y)).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             optimizer.zero_grad()
     stride.close()
+    return drawn
 
 
 @dataclass(frozen=True)

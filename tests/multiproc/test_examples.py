@@ -106,6 +106,27 @@ def test_the_gpt_learns_and_its_loss_does_not_depend_on_the_workers(text: Path) 
     assert two == pytest.approx(one, abs=1.1e-4)
 
 
+@pytest.fixture
+def books(tmp_path: Path) -> Path:
+    """A book of each author, with words that only this author uses among common ones."""
+    random = np.random.RandomState(0)
+    for name, own in (("austen-a", "ballroom letter"), ("melville-b", "whale harbour")):
+        text = random.choice(f"the and of to {own}".split(), 400)
+        (tmp_path / f"{name}.txt.gz").write_bytes(gzip.compress(" ".join(text).encode()))
+    return tmp_path
+
+
+def test_the_svm_learns_and_its_loss_does_not_depend_on_the_workers(books: Path) -> None:
+    small = ("--texts", books, "--words", 7, "--global-batch", 16, "--epochs", 20, "--lr", 5)
+
+    two = _run("sparse_svm", *small, split=(3, 13))
+    one = _run("sparse_svm", *small, split=(16,))
+
+    assert _after("test loss", two) == pytest.approx(_after("test loss", one), abs=1.1e-4)
+    assert _after("test loss", two)[-1] < 0.5
+    assert _after("accuracy", two)[-1] > 90
+
+
 @pytest.mark.parametrize("name", ["iterations", "stream"])
 def test_the_gpt_without_a_data_set_learns_alike_with_any_workers(name: str, text: Path) -> None:
     size = ("--context", 16, "--width", 16, "--layers", 1, "--log-every", 1, "--global-batch", 20)
@@ -155,6 +176,16 @@ def test_the_resnet_resumes_in_mid_epoch_with_another_number_of_workers(fashion:
     assert _after("accuracy", cut + rest) == accuracies
 
 
+def test_the_cifarnet_learns_and_its_loss_does_not_depend_on_the_workers(fashion: Path) -> None:
+    small = _small(fashion, "--net", "cifarnet", "--epochs", 6)
+
+    two = _after("test loss", _run("fashion_resnet", *small, split=(2, 6)))
+    one = _after("test loss", _run("fashion_resnet", *small, split=(8,)))
+
+    assert two[-1] < two[0]
+    assert two == pytest.approx(one, abs=1.1e-4)
+
+
 @pytest.mark.parametrize(
     ("name", "remedy"),
     [
@@ -162,6 +193,7 @@ def test_the_resnet_resumes_in_mid_epoch_with_another_number_of_workers(fashion:
             "fashion_resnet",
             "nowhere/fashion-mnist/train-images-idx3-ubyte.gz is missing; pass --data",
         ),
+        ("sparse_svm", "nowhere/gutenberg has no .txt.gz files; pass --texts"),
         ("tiny_gpt", "nowhere/wikitext-2/valid.txt is missing; pass --text"),
         ("linear_regression", "nowhere/uci-regression/power-plant.txt.gz is missing; pass --table"),
     ],

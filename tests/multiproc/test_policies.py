@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from evenstride.core.control.events import Exchanged, FleetFormed, KeepShares, SetShares
+from evenstride.core.policy import EVERY_STEP
 from evenstride.errors import TraceError
 from evenstride.testing import RankPool
 from evenstride.trace.codec import decode
 from evenstride.trace.decision_replay import replay
 from evenstride.trace.read import read_records
 from tests.messages import raises_message
-from tests.multiproc.policies import TakeTurns, named_otherwise, trained, trained_by_objects
+from tests.multiproc.policies import (
+    TakeTurns,
+    named_otherwise,
+    trained,
+    trained_by_objects,
+    trained_on,
+)
 
 EARLY = "the epoch of the data has not ended"
 
@@ -66,6 +76,32 @@ def test_policy_mode_and_sinks_may_be_objects(ranks: RankPool, tmp_path: Path) -
     assert replay(tmp_path, TakeTurns(low=4)).identical
     with raises_message(TraceError, "TakeTurns"):
         replay(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [TakeTurns(low=4, opening_steps=EVERY_STEP), "lb-bsp-cpu:predictor=last,every=1"],
+    ids=["own", "lb-bsp-cpu"],
+)
+def test_every_step_may_wait_for_its_decision(policy: Any, ranks: RankPool, tmp_path: Path) -> None:
+    epochs, steps = 2, 6
+
+    drawn = ranks.run(trained_on, 2, tmp_path, epochs, steps, policy, timeout_s=100.0)
+
+    of_steps = [sorted(one + other) for one, other in zip(*drawn, strict=True)]
+    for epoch in range(epochs):
+        samples = chain(*of_steps[epoch * steps : (epoch + 1) * steps])
+        assert sorted(samples) == list(range(16 * steps)), "each sample once"
+    events = [decode(one["event"]) for one in read_records(tmp_path) if one["kind"] == "event"]
+    exchanges = [(e.step, e.effective) for e in events if isinstance(e, Exchanged) and not e.last]
+    # The first step of a run is never modelled, so the first decision waits for the second one.
+    assert exchanges == [(step, step) for step in range(2, epochs * steps)]
+    if isinstance(policy, TakeTurns):
+        shares = [len(ids) for ids in drawn[0]]
+        # Nor is the first step of the second epoch, so its decision waits for one more step.
+        turned = [step for step in range(1, len(shares)) if shares[step] != shares[step - 1]]
+        assert turned == [step for step in range(2, len(shares)) if step != steps + 1]
+    assert replay(tmp_path, policy if isinstance(policy, TakeTurns) else None).identical
 
 
 def test_ranks_with_other_settings_of_an_own_policy_are_refused(ranks: RankPool) -> None:

@@ -100,11 +100,15 @@ def _repeated(values: Sequence[ValueT]) -> list[ValueT]:
 
 
 def every_policy() -> tuple[str, ...]:
-    """Return all policies: adaptive first, static by each resource last."""
+    """Return all policies: adaptive first, static by each resource last.
+
+    `dynamic-batching` has a second row, with the window of its authors' own example.
+    """
     from evenstride.core.policies import POLICY_NAMES
 
     others = [name for name in POLICY_NAMES if name not in ("adaptive", "static")]
-    return ("adaptive", *others, "static:cores", "static:flops")
+    rest = sorted([*others, "dynamic-batching:window=10"])
+    return ("adaptive", *rest, "static:cores", "static:flops")
 
 
 def whole(least: int, most: int) -> Callable[[str], int]:

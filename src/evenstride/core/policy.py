@@ -15,6 +15,14 @@ from evenstride.errors import ConfigError
 
 StateT = TypeVar("StateT")
 
+EVERY_STEP = 2**31
+"""As `Policy.opening_steps`: every step of the run waits for its decision, settled or not.
+
+Each step then costs an exchange, and loading its batch does not overlap with the step before. On an
+accelerator and for a compiled model, the first step at a new share says nothing about speed, so a
+decision follows every second step while shares change. Modes without a common step ignore it.
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class Keep:
@@ -81,7 +89,7 @@ class Policy(Protocol[StateT]):
 
     @property
     def opening_steps(self) -> int:
-        """Number of first steps that may each wait for a decision; 0 for none."""
+        """Number of first steps that may each wait for a decision; 0 for none, or `EVERY_STEP`."""
         ...
 
     def init(self, fleet: Fleet) -> tuple[StateT, Move]:

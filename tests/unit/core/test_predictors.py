@@ -11,13 +11,14 @@ from hypothesis import strategies as st
 
 from evenstride.core.fleet import FloatArray
 from evenstride.core.predictors import (
+    NETWORK_NAMES,
     PREDICTOR_NAMES,
     Autoregressive,
     MovingAverage,
-    Narx,
     Predictor,
     predictor_named,
 )
+from evenstride.core.speed_networks import Lstm, Narx, SimpleRnn, SpeedNetwork
 from evenstride.errors import ConfigError
 from tests.messages import raises_message
 
@@ -126,6 +127,16 @@ def test_an_autoregression_learns_an_alternation() -> None:
     assert _rmse(errors) < 0.01
 
 
+@pytest.mark.parametrize("name", ["lstm", "rnn"])
+def test_a_recurrent_network_remembers_more_than_the_last_speed(name: str) -> None:
+    # Two slow steps follow two fast ones, so the last speed alone does not show the next one.
+    speeds = np.where(np.arange(600) % 4 < 2, 80.0, 120.0)[:, None]
+
+    _, errors = _errors(predictor_named(name), speeds, np.full((600, 2, 1), np.nan))
+
+    assert float(np.abs(errors[-100:]).max()) < 0.02
+
+
 def test_an_autoregression_that_sees_nothing_new_keeps_a_bounded_covariance() -> None:
     speeds = np.full((3000, 1), 7.0)
 
@@ -146,11 +157,12 @@ def test_one_absurd_speed_is_got_over(name: str, factor: float) -> None:
     assert float(np.abs(errors[-100:]).max()) < 0.05
 
 
-def test_narx_uses_the_given_loads() -> None:
+@pytest.mark.parametrize("name", NETWORK_NAMES)
+def test_a_network_uses_the_given_loads(name: str) -> None:
     speeds, loads = _busy_machines(1)
-    blind = np.full_like(loads, np.nan)
+    blind, network = np.full_like(loads, np.nan), predictor_named(name)
 
-    reported, untold = (_errors(Narx(), speeds, known)[1] for known in (loads, blind))
+    reported, untold = (_errors(network, speeds, known)[1] for known in (loads, blind))
     others = [_errors(predictor_named(n), speeds, loads)[1] for n in ("last", "ema", "ar")]
 
     assert _rmse(reported) < 0.08 < 0.7 * min(map(_rmse, others)), "noise alone is 0.05"
@@ -206,9 +218,14 @@ def test_narx_is_taught_by_all_workers_in_turn() -> None:
     assert taught == [list(range(16)), list(range(16, 32)), [*range(8), *range(32, 40)]]
 
 
-def test_a_step_of_several_workers_teaches_their_least_squares() -> None:
+@pytest.mark.parametrize(
+    "predictor",
+    [Narx(delays=2, hidden=3), SimpleRnn(delays=3, hidden=2), Lstm(delays=3, hidden=2)],
+    ids=lambda predictor: predictor.name,
+)
+def test_a_step_of_several_workers_teaches_their_least_squares(predictor: SpeedNetwork) -> None:
     rng, everyone = np.random.default_rng(5), np.arange(4)
-    predictor, reader = Narx(delays=2, hidden=3), Narx(delays=2, hidden=3, learns=False)
+    reader = replace(predictor, learns=False)
     state = predictor.start(4)
     for _ in range(3):
         speeds = np.exp(0.2 * rng.standard_normal(4))
@@ -283,6 +300,8 @@ def test_the_first_step_fills_the_delays_and_loads_end_at_one() -> None:
         lambda: Narx(delays=0),
         lambda: Narx(hidden=0),
         lambda: Narx(forgetting=0.0),
+        lambda: SimpleRnn(delays=0),
+        lambda: Lstm(hidden=0),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(make: Any) -> None:
@@ -292,4 +311,4 @@ def test_settings_that_make_no_sense_are_refused(make: Any) -> None:
 
 def test_an_unknown_name_is_refused() -> None:
     with raises_message(ConfigError):
-        predictor_named("lstm")
+        predictor_named("gru")

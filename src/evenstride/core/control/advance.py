@@ -49,7 +49,7 @@ from evenstride.core.membership.member_table import (
 )
 from evenstride.core.membership.worker_profiles import merged
 from evenstride.core.policies.static import Uniform, is_fixed
-from evenstride.core.policy import Decision, Keep, Move, Situation, checked
+from evenstride.core.policy import EVERY_STEP, Decision, Keep, Move, Situation, checked
 from evenstride.core.time_model.estimates import Estimate
 from evenstride.core.time_model.kalman import learn_times
 from evenstride.core.time_model.observation import Measurements, communication_s
@@ -125,8 +125,7 @@ def _decide(control: Control, event: Exchanged) -> tuple[Control, Verdict]:
         control,
         policy_state=policy_state,
         shares=shares,
-        # A settled policy expects no early change, so no further steps wait for decisions.
-        opening_left=0 if decision.settled else max(0, control.opening_left - (not postponed)),
+        opening_left=_opening_left(control, settled=decision.settled, postponed=postponed),
         postponed=postponed,
     )
     # For the new shares, because a rank compares its steps with the share that holds next.
@@ -145,6 +144,14 @@ def _decide(control: Control, event: Exchanged) -> tuple[Control, Verdict]:
         decision.reason + limits + _ignored(sound),
         exchange_after=1 if after.opening_left else cadence.steps,
     )
+
+
+def _opening_left(control: Control, *, settled: bool, postponed: bool = False) -> int:
+    """Return how many further steps wait for decisions."""
+    if control.opening_left == EVERY_STEP:
+        return EVERY_STEP
+    # A settled policy expects no early change, so no further steps wait for decisions.
+    return 0 if settled else max(0, control.opening_left - (not postponed))
 
 
 def _ignored(sound: Mask) -> str:
@@ -282,7 +289,7 @@ def _others_take_over(control: Control, step: int) -> tuple[Control, str]:
     except ConfigError as error:
         # A worker that cannot be replaced serves until it leaves, because the batch must be held.
         return control, f"the shares stay unchanged, because {error}"
-    return replace(after, opening_left=0), opening.reason
+    return replace(after, opening_left=_opening_left(control, settled=True)), opening.reason
 
 
 def _leaves(control: Control, event: MembersChanged) -> tuple[dict[str, DepartureOrder], Control]:

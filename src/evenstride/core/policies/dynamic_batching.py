@@ -16,8 +16,8 @@ from evenstride.core.allocation.speedup import equal_split, split_by
 from evenstride.core.arrays import FloatArray, IntArray
 from evenstride.core.fleet import Fleet, as_array, as_shares
 from evenstride.core.policies.dbs import Epoch, epoch_of
-from evenstride.core.policy import Decision, Keep, Move, Situation
-from evenstride.core.spec import check_settings, within
+from evenstride.core.policy import EVERY_STEP, Decision, Keep, Move, Situation
+from evenstride.core.spec import check_settings, one_of, within
 from evenstride.core.time_model.observation import SHORTEST_S
 from evenstride.errors import ConfigError
 
@@ -57,7 +57,8 @@ class DynamicBatching:
         * The paper does not give the constant of the moving average; it is 0.3 here.
         * ``window`` steps at the new shares precede a change: 1, because the paper acts at every
           iteration outside the dead-band. (The example in the authors' code has 10.)
-        * In training it acts at exchanges, every 4 to 512 steps, not at every iteration.
+        * In training it acts at exchanges, every 4 to 512 steps. ``every=1`` acts at every
+          iteration, as published, at the cost that `evenstride.core.policy.EVERY_STEP` states.
         * In the paper, any drop in throughput after a raise caps a worker permanently. With noise,
           half of all raises lose a little, so all workers would be capped wrongly. Here the drop
           must exceed ``drop``, a fraction of the throughput that the paper does not have. One slow
@@ -85,12 +86,16 @@ class DynamicBatching:
     drop: float = field(default=0.2, metadata=within(float, 0, 1))
     # Number of steps at the raised share in whose average the drop must show.
     proof: int = field(default=5, metadata=within(int, 1))
+    # With 1, every step waits for its decision; with 0, decisions are made at exchanges.
+    every: int = field(default=0, metadata=one_of(0, 1))
 
     def __post_init__(self) -> None:
         check_settings("policy dynamic-batching", self)
 
-    # The paper's controller has no opening.
-    opening_steps: ClassVar[int] = 0
+    @property
+    def opening_steps(self) -> int:
+        """The paper's controller has no opening."""
+        return EVERY_STEP if self.every else 0
 
     def init(self, fleet: Fleet) -> tuple[Smoothed, Move]:
         shares = split_by("flops", fleet) or split_by("cores", fleet)

@@ -7,7 +7,7 @@ class states its source and how we differ.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -16,8 +16,8 @@ from evenstride.core.allocation.speedup import equal_split
 from evenstride.core.arrays import FloatArray, IntArray
 from evenstride.core.fleet import Fleet, as_array, as_shares
 from evenstride.core.policies.dbs import Means
-from evenstride.core.policy import Decision, Keep, Move, Situation
-from evenstride.core.predictors import PREDICTOR_NAMES, predictor_named
+from evenstride.core.policy import EVERY_STEP, Decision, Keep, Move, Situation
+from evenstride.core.predictors import NETWORK_NAMES, PREDICTOR_NAMES, predictor_named
 from evenstride.core.spec import check_settings, one_of, within
 from evenstride.core.time_model.observation import SHORTEST_S
 
@@ -47,23 +47,26 @@ class LbBspCpu:
         There is no dead-band: only rounding keeps noise from moving the split.
 
     How we differ:
-        * Workers report at an exchange, which may contain several steps. The predictor learns each
-          of them in order, and at most one change follows. The change takes effect some steps
-          after the reported ones; the prediction is for the step directly after them.
-        * In training the shares then stay for 4 to 512 steps, up to 5 s, until the next exchange.
-          The prediction of one step ahead stays in force that long. The simulator exchanges after
-          each step.
+        * ``every=1`` acts at every iteration, as published, at the cost that
+          `evenstride.core.policy.EVERY_STEP` states.
+        * Without it, workers report at an exchange, which may contain several steps. The predictor
+          learns each of them in order, and at most one change follows. The change takes effect some
+          steps after the reported ones. The shares then stay for 4 to 512 steps, up to 5 s, until
+          the next exchange, and so does the prediction of one step ahead. The simulator exchanges
+          after each step.
         * The newest known loads are those of the last observation, not of the moment in which the
           next iteration begins. Unknown loads (NaN) are left to the predictor.
         * Any share shows the speed, because time is linear for this policy. So it also learns from
           steps at an earlier share.
-        * ``last``, ``ema`` and ``ar`` have the same interface, because the paper compares with
-          such predictors. The network's size and training are ours (`evenstride.core.predictors`).
+        * The other predictors have the same interface, because the paper compares with such. The
+          networks' size and training are ours (`evenstride.core.speed_networks`).
         * Rounding is by largest remainder, within the bounds of the workers.
     """
 
-    # ``narx``, ``ar``, ``ema`` or ``last``.
+    # ``narx``, ``rnn``, ``lstm``, ``ar``, ``ema`` or ``last``.
     predictor: str = field(default="narx", metadata=one_of(*PREDICTOR_NAMES))
+    # With 1, every step waits for its decision; with 0, decisions are made at exchanges.
+    every: int = field(default=0, metadata=one_of(0, 1))
 
     def __post_init__(self) -> None:
         check_settings("policy lb-bsp-cpu", self)
@@ -71,10 +74,12 @@ class LbBspCpu:
     @property
     def predicts_from_loads(self) -> bool:
         """Whether the workers should report the load of their machines."""
-        return self.predictor == "narx"
+        return self.predictor in NETWORK_NAMES
 
-    # The paper's controller has no opening.
-    opening_steps: ClassVar[int] = 0
+    @property
+    def opening_steps(self) -> int:
+        """The paper's controller has no opening."""
+        return EVERY_STEP if self.every else 0
 
     def init(self, fleet: Fleet) -> tuple[Predicted, Move]:
         state = predictor_named(self.predictor).start(len(fleet))
@@ -161,7 +166,8 @@ class LbBspGpu:
           that the split is fixed, as in the poster: changes are not followed.
         * Steps at an earlier share do not count.
         * In training it acts at exchanges, every 4 to 512 steps. A window counts the steps since
-          the last move and ends at the first exchange after it, so it may be longer than set.
+          the last move and ends at the first exchange after it, so it may be longer than set. With
+          ``every=1`` it has its length.
     """
 
     version: int = field(default=2020, metadata=one_of(2018, 2020))  # 2020 or 2018
@@ -173,12 +179,16 @@ class LbBspGpu:
     first_step: float = field(default=0.5, metadata=within(float))
     # Steps of every worker in each split of the profile (2018).
     profile_steps: int = field(default=5, metadata=within(int, 1))
+    # With 1, every step waits for its decision; with 0, decisions are made at exchanges.
+    every: int = field(default=0, metadata=one_of(0, 1))
 
     def __post_init__(self) -> None:
         check_settings("policy lb-bsp-gpu", self)
 
-    # Neither version waits for its decisions.
-    opening_steps: ClassVar[int] = 0
+    @property
+    def opening_steps(self) -> int:
+        """The published versions have no opening."""
+        return EVERY_STEP if self.every else 0
 
     def init(self, fleet: Fleet) -> tuple[Stepping | CurvePoints, Move]:
         count, opening = len(fleet), equal_split(fleet)

@@ -15,6 +15,7 @@ from evenstride.core.control.events import (
     Expect,
     FleetFormed,
     KeepShares,
+    MembersChanged,
     OpeningSkipped,
     SetShares,
 )
@@ -22,8 +23,9 @@ from evenstride.core.control.schedule import ExchangeInterval, ToleranceBand
 from evenstride.core.control.state import Control
 from evenstride.core.diagnostics.ledger import Ledger
 from evenstride.core.fleet import Fleet, Worker
+from evenstride.core.membership.member_table import Happening, MembershipEvent
 from evenstride.core.policies import policy_from_spec
-from evenstride.core.policy import Move, Situation
+from evenstride.core.policy import EVERY_STEP, Move, Situation
 from evenstride.core.time_model.observation import Measurements, Observation
 from evenstride.errors import ConfigError, InfeasibleShares
 from tests.messages import check_message, raises_message
@@ -259,6 +261,20 @@ class Given:
 
     def decide(self, state: None, situation: Situation) -> tuple[None, Move]:  # noqa: ARG002
         return None, Move(self.later, "later")
+
+
+def test_every_step_may_wait_for_its_decision_however_settled_the_policy_is() -> None:
+    control, _ = advance(Control(Given((6, 6), (5, 7), EVERY_STEP)), FleetFormed(0, 0, 12, TWO))
+    seen = Measurements.of((_seen(0, 6, 0.1), _seen(1, 6, 0.1)))
+
+    for step in range(2, 30):
+        control, (*_, after) = advance(control, Exchanged(step, step, seen))
+        assert after == ExchangeAfter(1, True)
+
+    notice = MembersChanged(30, 31, (Happening("a", MembershipEvent.NOTICE, left_s=30.0),))
+    control, _ = advance(control, notice)
+    control, (*_, after) = advance(control, Exchanged(34, 34, seen))
+    assert after == ExchangeAfter(1, True), "it goes on with the others"
 
 
 @pytest.mark.parametrize("shares", [(6, 7), (12,), (4, 4, 4), (-1, 13), (6.0, 6.0), ()])

@@ -29,6 +29,7 @@ REFUSED = [
     ("dynamic-batching:smoothing=1.1", f"smoothing is 1.1, {SMOOTHING}"),
     ("dynamic-batching:drop=-0.1", f"drop is -0.1, {UP_TO_1} 0.2"),
     ("dynamic-batching:drop=20", f"drop is 20.0, {UP_TO_1} 0.2"),
+    ("lb-bsp-cpu:every=2", "every is 2, but must be 0 or 1; the default is 0"),
     ("omnilearn:dead_band=-1", f"dead_band is -1.0, {NOT_NEGATIVE} 0.2"),
 ]
 

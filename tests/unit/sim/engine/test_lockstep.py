@@ -272,9 +272,9 @@ def test_a_decision_that_is_under_way_when_the_fleet_changes_is_dropped() -> Non
 class TestLeaderCadence:
     """Exchanges come when the leader wants them, and when a worker asks."""
 
-    def exchanges(self, **values: Any) -> list[int]:
+    def exchanges(self, spec: str = "adaptive", **values: Any) -> list[int]:
         made = scenario(steps=300, exchange={"every": "leader"}, **values)
-        policy = Recording(policy_from_spec("adaptive"))
+        policy = Recording(policy_from_spec(spec))
         Simulation(made, policy).run()
         return policy.steps
 
@@ -285,6 +285,16 @@ class TestLeaderCadence:
         assert gaps[0] == 1
         assert gaps[-1] > 16
         assert len(steps) < 30
+
+    @pytest.mark.parametrize(
+        "spec", ["dynamic-batching", "lb-bsp-cpu:predictor=last", "lb-bsp-gpu:version=2018"]
+    )
+    def test_every_step_waits_for_its_decision_where_the_policy_is_set_so(self, spec: str) -> None:
+        every = spec + (",every=1" if ":" in spec else ":every=1")
+
+        # As in training, the first decision is the one after the second step.
+        assert self.exchanges(every) == list(range(1, 300))
+        assert len(self.exchanges(spec)) < 150
 
     def test_a_worker_that_leaves_its_band_asks_for_one_at_once(self) -> None:
         slower = [{"kind": "step", "at": 200, "workers": 0, "speed": 0.3}]
