@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -42,6 +43,7 @@ class Run:
         costs: whether samples are distributed by cost.
         infinite: step and rank whose loss is infinite, which a gradient scaler leaves out.
         uneven: whether later ranks are made slower.
+        thrice: whether the second of two ranks takes three times as long for `dbs`.
         broken: what is broken on purpose: ``weights`` or ``factor``.
     """
 
@@ -57,6 +59,7 @@ class Run:
     costs: bool = False
     infinite: tuple[int, int] | None = None
     uneven: bool = False
+    thrice: bool = False
     broken: str = ""
 
     @property
@@ -90,6 +93,8 @@ def changed(run: Run) -> Iterator[None]:
                 "evenstride.runtime.synchronisation.local_sgd.LocalTraining.factor",
                 _whole(LocalTraining.factor),
             )
+        if run.thrice:
+            patch.setattr("evenstride.core.policies.dbs.Means.mean_s", np.array([1.0, 3.0]))
         if run.shares:
             by_step = run.shares
             patch.setattr(

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+import pytest
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import evenstride
-from evenstride.errors import ConfigError
 from tests.multiproc.loops import burn
 from tests.multiproc.training import flat, net, rows
 
@@ -19,18 +20,26 @@ BATCH, LENGTH = 24, 250
 def train(rank: int, plan: dict[str, Any]) -> dict[str, Any]:
     """Train as ``plan`` says; return samples and gradient of every step, and the state.
 
-    The plan's keys: policy, epochs, workers (of the loader), stop (steps after which the run ends),
-    breaks (steps after which the loop is left and entered again), state.
+    The plan's keys: policy, partition, epochs, workers (of the loader), stop (steps after which the
+    run ends), breaks (steps after which the loop is left and entered again), state, times (mean
+    step times that `dbs` has of the ranks).
     """
+    if "times" not in plan:
+        return _train(rank, plan)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("evenstride.core.policies.dbs.Means.mean_s", np.array(plan["times"]))
+        return _train(rank, plan)
+
+
+def _train(rank: int, plan: dict[str, Any]) -> dict[str, Any]:
     stride = evenstride.Stride(global_batch=BATCH, policy=plan["policy"])
     if plan.get("state") is not None:
-        try:
-            stride.load_state_dict(plan["state"])
-        except ConfigError as error:
-            stride.close()
-            return {"error": str(error)}
+        stride.load_state_dict(plan["state"])
     loader = stride.loader(
-        rows(LENGTH), partition="epoch", num_workers=plan.get("workers", 0), max_micro_batch=7
+        rows(LENGTH),
+        partition=plan.get("partition", "epoch"),
+        num_workers=plan.get("workers", 0),
+        max_micro_batch=7,
     )
     module = net()
     model = stride.watch(DistributedDataParallel(module))

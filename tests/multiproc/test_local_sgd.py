@@ -68,6 +68,7 @@ CASES = {
     "a round's last step left out": (2, Run("local-sgd(every=4)", infinite=(3, 0))),
     "left out while averaging gradients": (2, Run("local-sgd(every=4,after=10)", infinite=(4, 1))),
     "speeds that differ": (2, Run("local-sgd(every=4)", "adaptive", uneven=True, epochs=5)),
+    "dbs": (2, Run("local-sgd(every=4)", "dbs", thrice=True, epochs=3)),
 }
 
 
@@ -87,7 +88,7 @@ def test_ranks_do_what_one_process_does_for_all_of_them(ranks: RankPool, name: s
     assert [s for s in range(steps) if alike[s]] == [*range(after), *ends]
 
 
-@pytest.mark.parametrize("name", ["shares that move", "micro-batches", "speeds that differ"])
+@pytest.mark.parametrize("name", ["shares that move", "micro-batches", "speeds that differ", "dbs"])
 def test_every_sample_is_trained_exactly_once_per_epoch(ranks: RankPool, name: str) -> None:
     world_size, run = CASES[name]
 
@@ -97,6 +98,18 @@ def test_every_sample_is_trained_exactly_once_per_epoch(ranks: RankPool, name: s
         steps = slice(epoch * run.steps, (epoch + 1) * run.steps)
         trained = Counter(i for ids, _ in everywhere for step in ids[steps] for i in step)
         assert trained == Counter(range(run.length))
+
+
+def test_dbs_moves_its_shares_between_epochs_only(ranks: RankPool) -> None:
+    world_size, run = CASES["dbs"]
+
+    (one, _), (other, _) = ranks.run(train, world_size, run)
+
+    # Without the last step of an epoch, which is short.
+    epochs = [range(epoch * run.steps, (epoch + 1) * run.steps - 1) for epoch in range(run.epochs)]
+    shares = [{(len(one[step]), len(other[step])) for step in steps} for steps in epochs]
+    # 22.5 and 7.5 of 30 are rounded up and down, and then 23 / 1 and 7 / 3 are 27.2 and 2.8.
+    assert shares == [{(15, 15)}, {(23, 7)}, {(27, 3)}]
 
 
 @pytest.mark.parametrize(

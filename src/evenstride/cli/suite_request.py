@@ -191,10 +191,15 @@ def _too_late(scenario: Scenario) -> str | None:
 def _too_short(spec: str, scenario: Scenario) -> str | None:
     """Return why a policy that decides once per epoch never did; ``None`` if it did."""
     epoch = getattr(policy_from_spec(spec), "epoch_steps", None)
-    if epoch == 0:
-        data_steps = -(-(scenario.epoch_samples or 0) // scenario.global_batch)
-        epoch = data_steps or UNKNOWN_EPOCH_STEPS
-    if epoch is None or (first := _in_force(scenario, epoch)) < scenario.steps:
+    if epoch is None:
+        return None
+    if epoch == 0 and scenario.epoch_samples:
+        # All workers exchange at its end, and the split holds from the next step on.
+        epoch = first = -(-scenario.epoch_samples // scenario.global_batch)
+    else:
+        epoch = epoch or UNKNOWN_EPOCH_STEPS
+        first = _in_force(scenario, epoch)
+    if first < scenario.steps:
         return None
     return (
         f"{spec} never changed the split: it decides after each epoch of {epoch} steps, so its "

@@ -59,8 +59,10 @@ class Situation:
         observations: what was measured since the previous exchange, each with its own share.
         estimate: the fitted time model, these observations included.
         communication_s: part of every step that does not depend on the split, as far as known.
-        epoch: number of the data's epoch to which the next step belongs; ``None`` if not known.
+        epoch: number of the data's epoch with the latest step; ``None`` if not known.
         lag: steps from ``step`` until a decision takes effect.
+        epoch_over: whether all workers are at the end of that epoch (see `follows_epochs`). The
+            decision then holds from the first step of the next.
     """
 
     fleet: Fleet
@@ -71,6 +73,7 @@ class Situation:
     communication_s: float = 0.0
     epoch: int | None = None
     lag: int = 1
+    epoch_over: bool = False
 
     @property
     def in_force(self) -> Measurements:
@@ -85,6 +88,10 @@ class Policy(Protocol[StateT]):
 
     Implementations hold settings only and never mutate. They read no clock, no environment and
     no global. All memory is in the state, which must be picklable.
+
+    Two attributes are optional. With ``epoch_steps = 0``, all ranks exchange at the end of each
+    epoch, and the decision holds from the first step of the next. With ``partition = "epoch"``,
+    `Stride.loader` uses that partition unless it is given one.
     """
 
     @property
@@ -108,6 +115,11 @@ class Policy(Protocol[StateT]):
             situation: The measurements, and the shares in force.
         """
         ...
+
+
+def follows_epochs(policy: object) -> bool:
+    """Return whether a policy decides at the end of each epoch of the data."""
+    return getattr(policy, "epoch_steps", None) == 0
 
 
 def checked(move: Move, policy: Policy[Any], fleet: Fleet) -> Move:

@@ -12,7 +12,7 @@ from typing import Any, TypedDict, Unpack
 
 from evenstride.core.diagnostics.alerts import USUAL_BELOW
 from evenstride.core.policies import is_policy, policy_from_spec, spec_of
-from evenstride.core.policy import Policy
+from evenstride.core.policy import Policy, follows_epochs
 from evenstride.core.sync_modes.mode_specs import AllReduce, Mode, SyncMode, sync_from_spec
 from evenstride.errors import ConfigError
 from evenstride.runtime.environment import Environment
@@ -130,6 +130,11 @@ class Settings:
                 f"sync is {self.sync!r}; it must name a mode, such as 'bsp' or 'bsp-ps(servers=2)'"
             )
         return sync_from_spec(self.sync)
+
+    @property
+    def meets(self) -> bool:
+        """Whether all ranks meet at the end of each epoch, for a decision."""
+        return self.chosen or (follows_epochs(self.decides) and self.mode.lockstep)
 
 
 class StrideArguments(TypedDict):

@@ -155,7 +155,7 @@ class Stride:
         micro_batches: int | None = None,
         weight_fn: Callable[[Any], float] | None = None,
         cost_fn: CostFn | None = None,
-        partition: str = "step",
+        partition: str | None = None,
         global_batch: int | None = None,
         seeded: bool = True,
         cold_prefetch: bool = False,
@@ -198,11 +198,14 @@ class Stride:
                 faster: each rank calls the function for every sample of the global batch. Costs
                 instead of counts are then proportional to the shares. This changes which rank
                 trains a sample, but not the step in which it is trained, nor its weight.
-            partition: Training only. ``epoch`` gives each rank one contiguous part of the data set
-                for a whole epoch, for data on local disks. Each epoch splits the data set by the
-                shares in force at its start, which then stay fixed. Which samples a step trains
-                depends on the split, and a state saved within an epoch needs the same number of
-                ranks. ``step`` (the default) splits each global batch.
+            partition: Training only. ``epoch`` gives each rank one part of the data set for a
+                whole epoch, for data on local disks. Parts are cut from one permutation by
+                ``seed``, or from the data set's own order with ``shuffle=False``. Each epoch cuts
+                it by the shares in force at its start, which then stay fixed. Which samples a step
+                trains depends on the split. If a state saved within an epoch is restored with
+                another number of ranks, they split what the parts have left step by step. ``step``
+                splits each global batch. ``None`` is ``epoch`` with the policy ``dbs``, where the
+                data can be cut into parts, and otherwise ``step``.
             global_batch: Evaluation only. Samples per step over all ranks; ``None`` for that of
                 the `Stride`.
             seeded: Seed torch, numpy and random for each sample, so that augmentation does not

@@ -72,12 +72,15 @@ def whole(value: Any) -> Any:
         return value
 
 
-def by_epoch(partition: str, cost_fn: object) -> bool:
+def by_epoch(partition: str | None, cost_fn: object) -> bool | None:
     """Return whether `Stride.loader` splits the data set once per epoch; check ``partition``."""
+    if partition is None:
+        return None
     if partition not in ("step", "epoch"):
         raise ConfigError(
             f"partition is {partition!r}; it must be 'step' (the samples of each step are split), "
-            "or 'epoch' (each rank keeps one part of the data set for an epoch)"
+            "'epoch' (each rank keeps one part of the data set for an epoch), or None (as the "
+            "policy wants)"
         )
     if partition == "epoch" and cost_fn is not None:
         raise ConfigError(

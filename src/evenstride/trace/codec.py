@@ -43,8 +43,9 @@ def dumps(value: object) -> str:
 def encode(value: Event | Instruction) -> dict[str, Any]:
     """Return the value as JSON types, with its kind under ``type``."""
     plain = {"type": type(value).__name__, **_plain(value)}
-    if plain.get("last") is False:  # the usual case; older traces do not contain it either
-        del plain["last"]
+    for name in ("last", "epoch_over"):
+        if plain.get(name) is False:  # the usual case; older traces do not contain it either
+            del plain[name]
     if plain.get("epoch", 0) is None:  # older traces do not contain it either
         del plain["epoch"]
     return plain

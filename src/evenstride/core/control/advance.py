@@ -115,7 +115,9 @@ def _decide(control: Control, event: Exchanged) -> tuple[Control, Verdict]:
         never = control.cadence.fewest_steps
         return control, Verdict(event.effective, None, reason="the run ends", exchange_after=never)
     lag = max(event.effective - event.step, 0) + 1
-    situation = control.situation(event.step, measured, event.epoch, lag)
+    situation = control.situation(
+        event.step, measured, lag=lag, epoch=event.epoch, epoch_over=event.epoch_over
+    )
     fleet, shared_s = situation.fleet, control.communication_s
     postponed = _too_early(control, measured)
     policy_state, decision = _decision(control, situation, postponed=postponed)

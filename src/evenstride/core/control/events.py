@@ -38,8 +38,8 @@ class Exchanged:
     # The largest memory peaks of workers since then, as far as known.
     memory: tuple[PeakMemory, ...] = ()
     last: bool = False  # whether the run ends, so that no rank would apply a decision
-    # Epoch of the data to which the next step belongs; ``None`` if not known
-    epoch: int | None = None
+    epoch: int | None = None  # of the latest step, in the data; ``None`` if not known
+    epoch_over: bool = False  # whether all ranks are at the end of that epoch
 
 
 @dataclass(frozen=True, slots=True)

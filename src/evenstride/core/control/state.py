@@ -140,9 +140,8 @@ class Control:
         )
         return merged(self.profiles, known)
 
-    def situation(
-        self, step: int, observations: Measurements, epoch: int | None = None, lag: int = 1
-    ) -> Situation:
+    def situation(self, step: int, observations: Measurements, **facts: Any) -> Situation:
+        """Return what the policy decides on; ``facts`` are its optional fields."""
         return Situation(
             self.formed,
             self.shares,
@@ -150,8 +149,7 @@ class Control:
             observations,
             self.believed,
             self.communication_s,
-            epoch,
-            lag,
+            **facts,
         )
 
 

@@ -12,17 +12,18 @@ Source:
 How we differ:
     * That rounding may leave the batch too small (the authors renormalise and train on less).
       Here missing units go to the largest remaining remainders, so the sum is always ``B``.
-    * It decides at the first exchange after an epoch of the training loader. Until then the split
-      stays, also in an epoch of many minutes. In epochs of less than a minute, exchanges come every
-      0.3 s, or every 4 steps of more than 75 ms; in longer ones, at most 5 s apart. So an epoch
-      that is shorter than that shares its decision with the next. ``epoch_steps`` counts steps
-      instead. If the data's epoch is not known, 100 steps are an epoch: with `asp` and `ssp`, under
-      torchft, and in a scenario without ``epoch_samples``.
+    * An epoch is that of the training loader, of any length. All ranks exchange at its end, and the
+      new split holds from the first step of the next. With `asp` and `ssp` the workers have no step
+      in common. There it decides at the first exchange in a new epoch of the leader, 5 s later at
+      most. ``epoch_steps`` counts steps instead. If the data's epoch is not known, 100 steps are an
+      epoch: under torchft, and in a scenario without ``epoch_samples``.
     * ``t_i`` is a mean per step instead of a sum over the epoch, which is the same if all
       steps count. Steps at an earlier share, the first of a pass and tails do not count.
     * The bounds of the workers hold; a share outside of them becomes the bound.
-    * Weights follow the shares as everywhere in this library. The data set is partitioned again in
-      every epoch, as theirs, only with ``loader(partition="epoch")``.
+    * Weights follow the shares as everywhere in this library. As theirs, the data set is
+      partitioned again in every epoch, in proportion to the batches (`Stride.loader`). Data that
+      cannot be partitioned is split step by step: streams, shards, samples with costs, and in `asp`
+      and `ssp`. So is all data with ``epoch_steps``.
 """
 
 from __future__ import annotations
@@ -69,8 +70,6 @@ class Means:
 
 # Number of steps that count as an epoch if the length of the data's epoch is not known.
 UNKNOWN_EPOCH_STEPS = 100
-# Epochs shorter than this are watched closely, or the next exchange could come epochs later.
-_BRIEF_S = 60.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -79,21 +78,17 @@ class Epoch:
 
     number: int | None  # of the epoch of the times; ``None`` before the first time
     means: Means  # step times in it
-    brief: bool = True  # whether the epoch before was short, or there was none
 
     @classmethod
     def begin(cls, workers: int, number: int | None = None) -> Epoch:
         return cls(number, Means.none(workers))
 
-    def following(self, number: int) -> Epoch:
-        """Return the state at the beginning of the next epoch."""
-        brief = bool(self.means.total_s.max() < _BRIEF_S)
-        return Epoch(number, Means.none(len(self.means.steps)), brief)
-
-    def keep(self, reason: str, situation: Situation, epoch_steps: int) -> Keep:
-        """Return the decision to keep the shares; exchanges stay frequent in a brief epoch."""
-        by_data = epoch_steps == 0 and situation.epoch is not None
-        return Keep(reason, settled=not (by_data and self.brief))
+    def following(self, situation: Situation, epoch_steps: int) -> Epoch:
+        """Return the state at the beginning of the epoch of the next step."""
+        number = epoch_of(situation, epoch_steps, situation.step)
+        return Epoch.begin(
+            len(self.means.steps), number + (epoch_steps == 0 and situation.epoch_over)
+        )
 
     def including(self, situation: Situation, epoch_steps: int) -> Epoch:
         number, reports = self.number, situation.observations
@@ -104,8 +99,11 @@ class Epoch:
 
     def unfinished(self, situation: Situation, epoch_steps: int) -> str | None:
         """Return why it is too early to decide; ``None`` if it is time."""
-        if self.number is None or epoch_of(situation, epoch_steps, situation.step) == self.number:
-            if epoch_steps == 0 and situation.epoch is not None:
+        by_data = epoch_steps == 0 and situation.epoch is not None
+        number = epoch_of(situation, epoch_steps, situation.step)
+        over = by_data and situation.epoch_over
+        if not over and self.number in (None, number):
+            if by_data:
                 return "the epoch of the data has not ended"
             return f"an epoch of {epoch_steps or UNKNOWN_EPOCH_STEPS} steps has not ended"
         unseen = (as_array(situation.shares) > 0) & (self.means.steps == 0)
@@ -128,6 +126,11 @@ class Dbs:
     # The first epoch is trained on equal shares.
     opening_steps: ClassVar[int] = 0
 
+    @property
+    def partition(self) -> str:
+        """How the loader splits the data set; a split within an epoch cannot cut parts again."""
+        return "step" if self.epoch_steps else "epoch"
+
     def init(self, fleet: Fleet) -> tuple[Epoch, Move]:
         return Epoch.begin(len(fleet)), Move(equal_split(fleet), "equal split for the first epoch")
 
@@ -136,15 +139,14 @@ class Dbs:
         state = state.including(situation, self.epoch_steps)
         too_early = state.unfinished(situation, self.epoch_steps)
         if too_early is not None:
-            return state, state.keep(too_early, situation, self.epoch_steps)
+            return state, Keep(too_early)
         # The times of an epoch count once, whether or not they lead to a move.
-        following = state.following(epoch_of(situation, self.epoch_steps, situation.step))
+        following = state.following(situation, self.epoch_steps)
         shares = as_array(situation.shares)
         mean_s = np.maximum(state.means.mean_s, SHORTEST_S)
         after = _split(shares / mean_s, situation.fleet)
         if after == situation.shares:
-            reason = "the speeds of the epoch confirm the current shares"
-            return following, following.keep(reason, situation, self.epoch_steps)
+            return following, Keep("the speeds of the epoch confirm the current shares")
         return following, Move(after, "in proportion to the speeds of the epoch")
 
 

@@ -15,7 +15,7 @@ from evenstride.core.allocation.integer_splits import apportion
 from evenstride.core.allocation.speedup import equal_split, split_by
 from evenstride.core.arrays import FloatArray, IntArray
 from evenstride.core.fleet import Fleet, as_array, as_shares
-from evenstride.core.policies.dbs import Epoch, epoch_of
+from evenstride.core.policies.dbs import Epoch
 from evenstride.core.policy import EVERY_STEP, Decision, Keep, Move, Situation
 from evenstride.core.spec import check_settings, one_of, within
 from evenstride.core.time_model.observation import SHORTEST_S
@@ -197,9 +197,8 @@ class OmniLearn:
           is three times an equal share, as the authors' is of their 32. With 96, workers with
           larger batches would stay equal forever.
         * ``t_k`` is the whole busy time (data, compute, and the work between steps).
-        * It decides at the first exchange after an epoch of the training loader, and keeps the
-          split until then. ``epoch_steps`` counts steps instead. 100 steps are an epoch if the
-          data's is not known, as in `dbs`.
+        * An epoch is that of the training loader, as in `dbs`. ``epoch_steps`` counts steps
+          instead.
         * Steps at an earlier share, the first of a pass and tails do not count.
         * Only the shares are set: the learning rate is not scaled, and there is no asynchronous
           mode.
@@ -232,14 +231,13 @@ class OmniLearn:
         state, fleet = state.including(situation, self.epoch_steps), situation.fleet
         too_early = state.unfinished(situation, self.epoch_steps)
         if too_early is not None:
-            return state, state.keep(too_early, situation, self.epoch_steps)
-        following = state.following(epoch_of(situation, self.epoch_steps, situation.step))
+            return state, Keep(too_early)
+        following = state.following(situation, self.epoch_steps)
         shares = as_array(situation.shares)
         target = self._target(shares, state.means.mean_s, fleet)
         after = as_shares(apportion(target, fleet.global_batch, fleet.lower, fleet.upper))
         if after == situation.shares:
-            reason = f"no share would change by {self.dead_band:.0%} or more"
-            return following, following.keep(reason, situation, self.epoch_steps)
+            return following, Keep(f"no share would change by {self.dead_band:.0%} or more")
         return following, Move(after, "step times of the epoch differ")
 
     def _target(self, shares: IntArray, mean_s: FloatArray, fleet: Fleet) -> FloatArray:

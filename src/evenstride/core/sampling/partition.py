@@ -220,17 +220,17 @@ def even_windows(length: int, at_most: int) -> Iterator[range]:
 
 @dataclass(frozen=True)
 class EpochParts:
-    """An epoch in which every worker reads only a contiguous part of the data set.
+    """An epoch in which every worker reads only its own part of the data set.
 
-    For data on local disks: a worker reads one range of the data set per epoch instead of samples
-    from all over it. Each epoch starts with a new partition, in proportion to the shares, so the
-    parts move little while speeds stay the same. Within an epoch the shares stay fixed, so all
-    parts end with the same step.
+    Parts are ranges of one permutation of the data set, the same in every epoch. So a data set
+    that is sorted by class gives no worker classes of its own. Each epoch starts with a new
+    partition, in proportion to the shares. While speeds stay the same, the parts move little, so
+    data on local disks can be kept. Within an epoch the shares stay fixed, so all parts end with
+    the same step.
 
     Source:
-        Ye et al., DBS, arXiv 2007.11831: parts in proportion to the speeds, split again every
-        epoch. The authors split one permutation of the data set that is made once. Here the data
-        set itself is split, and each part is shuffled in every epoch.
+        Ye et al., DBS, arXiv 2007.11831, and its public code: parts in proportion to the speeds,
+        cut again every epoch from one permutation that is made once, each shuffled in every epoch.
 
     >>> parts = EpochParts(length=10, global_batch=4, shares=(1, 3), seed=0, epoch=0, shuffle=False)
     >>> parts.bounds
@@ -244,7 +244,7 @@ class EpochParts:
     shares: Shares  # of every full step, per worker; they sum to the global batch.
     seed: int  # of the order within the parts.
     epoch: int  # likewise.
-    shuffle: bool = True  # whether a part is read in random order, not in the data set's.
+    shuffle: bool = True  # whether parts are random, and read in random order
 
     @property
     def full_steps(self) -> int:
@@ -258,7 +258,7 @@ class EpochParts:
 
     @cached_property
     def bounds(self) -> tuple[int, ...]:
-        """Boundaries of the parts in the data set, ``W + 1`` indices."""
+        """Boundaries of the parts in the permutation, ``W + 1`` numbers."""
         sizes = [n * self.full_steps + k for n, k in zip(self.shares, self.tail, strict=True)]
         return (0, *np.cumsum(sizes).tolist())
 
@@ -271,16 +271,35 @@ class EpochParts:
         start, stop = self.bounds[worker], self.bounds[worker + 1]
         if start == stop:
             # An empty part at the end of the data set begins after the last sample.
-            return np.full(len(positions), min(start, self.length - 1))
+            return self._samples(np.full(len(positions), min(start, self.length - 1)))
         step, offset = np.divmod(positions, self.global_batch)
         before = np.where(
             step < self.full_steps, sum(self.shares[:worker]), sum(self.tail[:worker])
         )
         # A ghost sample has a position of another worker, which may lie outside of its part.
         within = np.clip(step * self.shares[worker] + offset - before, 0, stop - start - 1)
-        if self.shuffle:
-            return start + self._order(worker).at(within)
-        return np.asarray(start + within)
+        return self._samples(start + (self._order(worker).at(within) if self.shuffle else within))
+
+    def left(self, start: int, positions: IntArray) -> IntArray:
+        """Return the data set indices at positions of what is left at ``start``, ``(n,)``.
+
+        For any workers: what the parts have left after some full steps, one part after the other.
+        """
+        done = start // self.global_batch * np.asarray(self.shares)
+        ends = np.cumsum(np.diff(self.bounds) - done)
+        worker = np.searchsorted(ends, positions - start, side="right")
+        # Positions before the end of what a part has left are before the end of the part.
+        within = positions - start - ends[worker] + np.diff(self.bounds)[worker]
+        places = np.empty_like(within)
+        for each in np.unique(worker).tolist():
+            mine = worker == each
+            order = self._order(each).at(within[mine]) if self.shuffle else within[mine]
+            places[mine] = self.bounds[each] + order
+        return self._samples(places)
+
+    def _samples(self, places: IntArray) -> IntArray:
+        """Return the samples at places of the permutation that the parts are cut from."""
+        return Permutation(self.length, self.seed, 0).at(places) if self.shuffle else places
 
     def _order(self, worker: int) -> Permutation:
         start, stop = self.bounds[worker], self.bounds[worker + 1]

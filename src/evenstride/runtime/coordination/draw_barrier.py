@@ -41,7 +41,7 @@ class Position:
     # When the latest step was committed (`time.perf_counter`); `None` if unknown or before the
     # first step.
     committed_s: float | None = None
-    epoch: int | None = None  # of the next step; `None` if unknown
+    epoch: int | None = None  # of the latest step; `None` if unknown
 
 
 @dataclass(frozen=True, slots=True)

@@ -274,16 +274,21 @@ class Leader:
             checksum: of the decisions that the leader has applied itself.
             committed_s: time at which it committed the latest step (`time.perf_counter`), for the
                 trace; ``None`` if unknown.
-            epoch: epoch of the next step; ``None`` if unknown.
+            epoch: epoch of that step; ``None`` if unknown.
 
         Raises:
             SplitDiverged: a rank has applied other decisions, or iterates over other data.
         """
         self._prove_agreement(replies, checksum)
         effective = max(reply.barrier for reply in replies)
-        event = Exchanged(step, effective, *self._of_workers(replies), epoch=epoch)
+        met = meeting([reply.turn for reply in replies], [reply.drawn for reply in replies])
+        # An epoch is over when all ranks are at its end. So a decision of the epoch includes all of
+        # its steps, and takes effect with the first step of the next.
+        over = met is not None and all(turn is not None and turn.wanted is None for turn in met)
+        seen = self._of_workers(replies)
+        event = Exchanged(step, effective, *seen, epoch=epoch, epoch_over=over)
         verdict = self._take(event, replies, committed_s)
-        verdict = self._with_turn(verdict, replies, step)
+        verdict = self._with_turn(verdict, met, step)
         verdict = self._with_departures_and_saves(verdict, replies, step)
         if verdict.shares is not None:
             self.changes += 1
@@ -399,10 +404,11 @@ class Leader:
         for parts in whole:
             self.note("noise", step=parts.step, **asdict(parts.norms), loss=parts.mean_loss)
 
-    def _with_turn(self, verdict: Verdict, replies: list[Reply], step: int) -> Verdict:
+    def _with_turn(
+        self, verdict: Verdict, met: tuple[BatchChange | None, ...] | None, step: int
+    ) -> Verdict:
         """Return the decision, with the next global batch if the ranks wait for a batch change."""
         assert self._control.fleet is not None, "it has formed"
-        met = meeting([reply.turn for reply in replies], [reply.drawn for reply in replies])
         if met is None:
             return verdict
         present = self._control.fleet.global_batch

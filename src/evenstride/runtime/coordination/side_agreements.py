@@ -226,7 +226,9 @@ def asked(
     wanted, first = there[0].wanted, there[0].step
     if wanted is not None:
         return None if wanted == present else EpochEnded(step, first, wanted, wanted)
-    low, high = bounds or (present, present)
+    if bounds is None:
+        return None
+    low, high = bounds
     high = max(low, min(high, *(turn.most for turn in there)))
     # With weighted batches the noise scale is in weights, not in samples.
     if not noise.steps or any(turn.weighted for turn in there):

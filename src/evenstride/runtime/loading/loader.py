@@ -268,6 +268,7 @@ class TrainLoader(DataLoader[Any]):
             min(limits, default=None),
             whole_first=bool(rank.step.watched.unrecorded),
             parts=progress.parts,
+            parts_end=progress.parts_end,
             dealing=progress.dealing,
         )
 
@@ -329,7 +330,7 @@ class TrainLoader(DataLoader[Any]):
         """Begin the step of a loaded batch; ``fresh`` in the first step of a pass."""
         step, clock, draw = self._rank.step, self._rank.step.clock, item.draw
         fetched_s = clock.timer.now()
-        self._rank.progress.keep_parts(self._steps.parts)
+        self._rank.progress.keep_parts(self._steps.parts, self._steps.parts_end)
         step.begin(draw, item.weight)
         # The first step of a pass includes the start of the loader.
         modelled = not fresh and draw.share > 0

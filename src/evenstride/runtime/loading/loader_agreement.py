@@ -31,6 +31,7 @@ import xxhash
 from torch import Tensor
 from torch.utils.data import Subset
 
+from evenstride.core.policy import Policy
 from evenstride.core.sampling.draw import ShardAssignment
 from evenstride.core.sampling.partition import UNKNOWN_LENGTH, EpochCursor
 from evenstride.core.sync_modes.mode_specs import LocalSgd, SyncMode
@@ -96,6 +97,8 @@ class LoaderSettings(Protocol):
     def mode(self) -> SyncMode: ...
     @property
     def chosen(self) -> bool: ...
+    @property
+    def decides(self) -> Policy[Any]: ...
 
 
 class LoaderCalls(Protocol):
@@ -148,12 +151,19 @@ def order_of(dataset: Any, agreed: Plain, asked: LoaderOptions, seed: int) -> Ep
         seed=seed,
         shuffle=asked.shuffle,
         drop_last=asked.drop_last,
-        by_epoch=asked.by_epoch,
+        by_epoch=bool(asked.by_epoch),
         shards=shards,
         lanes=tuple(agreed["lanes"]) if shards else (),
         windows=window_kind(dataset),
         unlimited=agreed["length"] == UNKNOWN_LENGTH,
     )
+
+
+def policy_partitions(dataset: Any, settings: LoaderSettings, *, by_cost: bool) -> bool:
+    """Return whether a loader cuts the data set into parts because its policy wants it."""
+    wanted = getattr(settings.decides, "partition", "step") == "epoch"
+    possible = settings.mode.lockstep and not (lengths_of(dataset) or window_kind(dataset))
+    return wanted and possible and not by_cost
 
 
 def longest_tail(agreed: Plain, batch: int) -> int:
@@ -235,7 +245,7 @@ def check_unaligned_loader(
     asked_for = {
         "cost_fn": by_cost,
         "micro_batches": asked.micro_batches is not None,
-        'partition="epoch"': asked.by_epoch,
+        'partition="epoch"': bool(asked.by_epoch),
         "Shards": bool(lengths_of(dataset)),
         f"a {window_kind(dataset)}": bool(window_kind(dataset)),
     }

@@ -54,7 +54,8 @@ class LoaderOptions:
 
     shuffle: bool = True  # in each epoch in another order
     drop_last: bool = False  # leave out the last, incomplete global batch.
-    by_epoch: bool = False  # each rank keeps one part of the data set for a whole epoch
+    # Each rank keeps one part of the data set for a whole epoch; ``None`` if the policy wants so.
+    by_epoch: bool | None = False
     weight_fn: Callable[[Any], float] | None = None  # weight of a (micro-)batch, such as its tokens
     # Largest micro-batch, in samples; with costs, in cost.
     max_micro_batch: int | None = None

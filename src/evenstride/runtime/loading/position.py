@@ -24,7 +24,8 @@ from evenstride.runtime.loading.streams import WINDOWS
 from evenstride.runtime.noise.noise_meter import NoiseMeter
 from evenstride.runtime.timing.device_timer import RankClock
 
-POSITION_VERSION = 2  # version 1 had another sample order
+# Version 1 had another sample order, and version 2 cut parts from the data set's order.
+POSITION_VERSION = 3
 _STANDS = 8
 
 
@@ -72,6 +73,7 @@ class Saved:
     drop_last: bool
     by_epoch: bool
     parts: tuple[int, ...]
+    parts_end: int
     shards: str
     left: dict[str, Any] | None
 
@@ -99,14 +101,16 @@ class CommittedPosition:
     # The loaded state, until a loader has been checked against it.
     restored: Saved | None = None
     parts: tuple[int, ...] = ()  # shares that split the data set at the start of this epoch
+    # Position in this epoch from which other ranks train what the parts have left; 0 for none.
+    parts_end: int = 0
     dealing: ShardAssignment | None = None  # the rest of the shards in the current epoch.
     # Whether a state with another global batch may be loaded; training then keeps its own.
     varies: bool = False
     adopts: tuple[int, int] | None = None  # bounds of global batches taken over from a state.
     # Global batches so far if they may change, each with its first step.
     batches: tuple[tuple[int, int], ...] = ()
-    # ``step``, the time of its commit (`time.perf_counter`), and the epoch of the next step; one
-    # object, so that another thread reads values of the same step.
+    # ``step``, the time of its commit (`time.perf_counter`), and its epoch; one object, so that
+    # another thread reads values of the same step.
     latest: tuple[int, float | None, int | None] = (0, None, None)
     just_loaded: bool = False  # whether no pass has begun since a state was loaded
     found: int = 0  # samples of the latest epoch whose length was unknown before its end
@@ -130,13 +134,15 @@ class CommittedPosition:
     def now(self) -> Position:
         """What an exchange reports."""
         step, committed_s, epoch = self.latest
-        return Position(step, tuple(self.stands), committed_s, epoch)
+        return Position(
+            step, tuple(self.stands), committed_s, self.epoch if epoch is None else epoch
+        )
 
     @property
     def steps_alone(self) -> Position:
         """What an exchange reports without a common step."""
         # Passes and epochs differ between workers, so comparing them would refuse every run.
-        return Position(self.step, ())
+        return Position(self.step, (), epoch=self.epoch)
 
     def attach(self, order: EpochOrder) -> None:
         """Note the training loader's layout; raise `ConfigError` if the loaded state differs."""
@@ -181,7 +187,7 @@ class CommittedPosition:
         self.position = after if after <= self.end else samples
         self.dealing = dealing
         self.step += 1
-        self.latest = self.step, time.perf_counter(), self.epoch + (self.position >= self.end)
+        self.latest = self.step, time.perf_counter(), self.epoch
 
     def found_end(self, end: int) -> None:
         """Note the length of an epoch whose end was just found."""
@@ -194,9 +200,9 @@ class CommittedPosition:
                 "source of the stream, or leave drop_last out"
             )
 
-    def keep_parts(self, parts: tuple[int, ...]) -> None:
-        """Note the shares that split the data set at the start of the epoch."""
-        self.parts = parts
+    def keep_parts(self, parts: tuple[int, ...], parts_end: int) -> None:
+        """Note the shares that split the data set at the start of the epoch, and up to where."""
+        self.parts, self.parts_end = parts, parts_end
 
     def follow(self, position: int) -> None:
         """Take the position that the servers report, which distribute the samples."""
@@ -238,6 +244,7 @@ class CommittedPosition:
             "drop_last": False if order is None else order.drop_last,
             "by_epoch": False if order is None else order.by_epoch,
             "parts": list(self.parts) if self.position else [],
+            "parts_end": self.parts_end if self.position else 0,
             "shards": "" if order is None else order.fingerprint,
             "left": None if self.dealing is None else self.dealing.save(),
         }
@@ -261,13 +268,18 @@ class CommittedPosition:
             self._check(saved, self.order)
             _check_length(self.order, batch)
         if ended:
-            saved = replace(saved, epoch=saved.epoch + 1, position=0, parts=(), left=None)
+            saved = replace(
+                saved, epoch=saved.epoch + 1, position=0, parts=(), parts_end=0, left=None
+            )
+        if sum(saved.parts) not in (0, batch) and not saved.parts_end:
+            # Steps of another size do not fit into the parts.
+            saved = replace(saved, parts_end=saved.position)
         self.restored = saved if self.order is None else None
         self._forget_end()
         self.global_batch = batch
         self.batches = _followed(before, saved.step, batch)
         self.epoch, self.position = saved.epoch, saved.position
-        self.parts = tuple(saved.parts)
+        self.keep_parts(tuple(saved.parts), saved.parts_end)
         self.dealing = None if self.order is None else _left_of(saved, self.order)
         self.earlier = self.loaded = saved.step - self.step
         self.just_loaded = True
@@ -310,7 +322,8 @@ class CommittedPosition:
                 f"the saved state belongs to a {kind or 'data set'}, but this loader has a "
                 f"{order.windows or 'data set'}; restore it with the data it was saved with"
             )
-        for name in ("length", "shuffle", "drop_last", "by_epoch"):
+        within_epoch = ("by_epoch",) if saved.position and not _has_ended(saved) else ()
+        for name in ("length", "shuffle", "drop_last", *within_epoch):
             if getattr(saved, name) != getattr(order, name):
                 raise ConfigError(
                     f"the saved state belongs to a loader with {name} {getattr(saved, name)}, but "
@@ -400,7 +413,10 @@ def _left_of(saved: Saved, order: EpochOrder) -> ShardAssignment | None:
 
 
 class BatchChanges:
-    """The points of one rank's training loop at which the global batch may change."""
+    """The points of one rank's training loop at which all ranks meet, at the end of an epoch.
+
+    There the global batch may change, and policies that decide once per epoch do so.
+    """
 
     def __init__(
         self,
@@ -413,18 +429,23 @@ class BatchChanges:
         self._progress, self._limits, self._clock = progress, limits, clock
         self._noise, self._meet = noise, meet
         self._in_force = progress.global_batch
+        self._epoch: int | None = None  # that the ranks have met for
 
     def before_pass(self) -> None:
-        """Make all ranks take over a restored global batch."""
-        wanted = self._progress.global_batch
+        """Make all ranks take over a restored global batch, or meet if they have not."""
+        wanted, epoch = self._progress.global_batch, self._progress.epoch
         # A rank that did not restore it is detected by the step that it draws.
         if wanted != self._in_force:
             self._turn(wanted)
+        elif self._epoch is not None and self._epoch < epoch:  # the last loop was left by `break`
+            self._turn(None)
+        self._epoch = epoch
 
     def after_pass(self) -> None:
-        """Let the global batch of the next epoch be chosen, if the epoch has ended."""
+        """Let the next epoch's global batch and shares be chosen, if the epoch has ended."""
         if self._progress.order is not None and self._progress.cursor.done:
             self._turn(None)
+            self._epoch = self._progress.epoch + 1
 
     def _turn(self, wanted: int | None) -> None:
         progress, timer = self._progress, self._clock.timer

@@ -78,6 +78,7 @@ class StepSampler:
         self._ahead = _AHEAD[1]  # steps to plan next time
         self._shuffle: Permutation | None = None
         self._parts: EpochParts | None = None
+        self.parts_end = 0
         self._dealing: ShardAssignment | None = None
         self._epoch, self._step, self._limit, self._whole_step = -1, 0, -1, -1
         self._cursor, self._position = EpochCursor(order.length, 1), 0
@@ -94,6 +95,7 @@ class StepSampler:
         *,
         whole_first: bool = False,  # no rank splits the first step into micro-batches
         parts: Shares = (),  # shares that split the data set at the start of this epoch
+        parts_end: int = 0,  # position from which other ranks train the rest; 0 for none
         dealing: ShardAssignment | None = None,  # the rest of the shards at this position
     ) -> None:
         """Start drawing at a committed position; forget what was drawn before."""
@@ -106,7 +108,7 @@ class StepSampler:
         self._plan.clear()
         self._cursor, self._position, self._step = cursor, cursor.position, step
         if self.order.by_epoch and parts and cursor.position:
-            self._parts = self._cut_by(parts)
+            self._parts, self.parts_end = self._cut_by(parts), parts_end
         self._dealing = dealing
         self._limit = -1 if limit is None else limit
         self._whole_step = step if whole_first else -1
@@ -169,7 +171,7 @@ class StepSampler:
             return False
         shares = shares or self._kept(self._gate.expected(self._step))
         if self.order.by_epoch and not self._position:
-            self._parts = self._cut_by(shares)
+            self._parts, self.parts_end = self._cut_by(shares), 0
         if not self._position:  # also when a calibration starts the epoch again
             self._dealing = self.order.dealing(self._epoch)
         self._fit.check(step_shares(shares, len(cursor.window)))
@@ -186,12 +188,12 @@ class StepSampler:
 
     def _kept(self, shares: Shares) -> Shares:
         """Return the next step's shares: those of the epoch's start if the data set is split."""
-        return self._parts.shares if self._parts is not None and self._position else shares
+        split = self._parts is not None and self._position and not self.parts_end
+        return self._parts.shares if self._parts is not None and split else shares
 
     def _cut_by(self, shares: Shares) -> EpochParts:
         order = self.order
-        batch = self._cursor.global_batch
-        return EpochParts(order.length, batch, shares, order.seed, self._epoch, order.shuffle)
+        return EpochParts(order.length, sum(shares), shares, order.seed, self._epoch, order.shuffle)
 
     def _in_one(self, share: int) -> bool:
         plain = self._costs is None and self._dealing is None
@@ -278,6 +280,8 @@ class StepSampler:
         return piece, (piece.positions,) if whole else parts, mine, dealing
 
     def _indices(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        if self._parts is not None and self.parts_end:
+            return self._parts.left(self.parts_end, positions)
         if self._parts is not None:
             return self._parts.indices(self._rank, positions)
         return positions if self._shuffle is None else self._shuffle.at(positions)

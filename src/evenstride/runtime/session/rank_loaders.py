@@ -19,6 +19,7 @@ from evenstride.runtime.loading.loader_agreement import (
     layout,
     longest_tail,
     order_of,
+    policy_partitions,
 )
 from evenstride.runtime.loading.loader_options import (
     CostFn,
@@ -61,7 +62,7 @@ class TrainLoaders:
         self._calls, self._opening = calls, opening
         self._settings, self._calibrate = settings, calibrate
         turns = None
-        if settings.chosen:
+        if settings.meets:
             turns = BatchChanges(state.progress, state.limits, state.clock, state.noise, turn)
         self._rank = Rank(
             coordinator,
@@ -100,6 +101,10 @@ class TrainLoaders:
         """Return a training loader; see `Stride.loader`; collective."""
         settings, progress, step = self._settings, self._rank.progress, self._rank.step
         costs: list[Costs] = []
+        if asked.by_epoch is None:
+            parts = policy_partitions(dataset, settings, by_cost=cost_fn is not None)
+            # A calibration has one rank, whose batches change within an epoch.
+            asked = replace(asked, by_epoch=parts and self._calibrate is None)
         processes = options.get("num_workers", 0)
 
         def show() -> Plain:
@@ -141,13 +146,9 @@ class TrainLoaders:
         """Go to a saved position; see `CommittedPosition.load`."""
         self.refuse_in_loop("load_state_dict()")
         parts = position.get("parts") if isinstance(position, dict) else None
-        if parts and len(parts) != self._calls.world_size:
-            raise ConfigError(
-                f"the saved state is from within an epoch in which {len(parts)} ranks kept parts "
-                f"of the data set. Now there are {self._calls.world_size} ranks; restore it "
-                "with the same number of ranks, save at the end of an epoch, or use "
-                'loader(partition="step")'
-            )
+        if parts and len(parts) != self._calls.world_size and not position.get("parts_end"):
+            # Other ranks train what the parts have left, step by step.
+            position = {**position, "parts_end": position.get("position")}
         self._rank.progress.load(position)
 
     def _refuse_second(self) -> None:

@@ -51,7 +51,8 @@ class RankState:
 
     def latest_shares(self) -> Shares:
         """Return the shares of the latest committed step, which every rank knows."""
-        return self.progress.parts or self.gate.expected(max(self.progress.step - 1, 0))
+        parts = () if self.progress.parts_end else self.progress.parts
+        return parts or self.gate.expected(max(self.progress.step - 1, 0))
 
     def take_noise(self) -> tuple[StepParts, ...]:
         """Return the norms of gradients since the last call, if noise is measured."""

@@ -193,8 +193,7 @@ class Summary:
         if self.by_epoch:
             lines.append(
                 "each rank keeps to a part of the data set for an epoch, so which samples a step "
-                "trains depends on the split; a state saved within an epoch depends on the number "
-                "of ranks"
+                "trains depends on the split"
             )
         if self.shards:
             lines.append(

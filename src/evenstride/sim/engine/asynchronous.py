@@ -255,6 +255,14 @@ class AsyncRun(SimulatedController):
             self._turn(self._moment)
             self._count()
 
+    def _epoch_of(self, step: int) -> int | None:
+        del step
+        return None if self._scenario.epoch_samples is None else self._epoch
+
+    def _epoch_ends(self, step: int) -> bool:
+        del step
+        return False  # the workers have no step in common
+
     def _count(self) -> None:
         self._desk.count([w.takes_part and self._share(k) > 0 for k, w in enumerate(self._workers)])
 

@@ -24,7 +24,7 @@ from evenstride.core.control.events import (
 from evenstride.core.control.state import Control
 from evenstride.core.fleet import FloatArray, IntArray, as_array
 from evenstride.core.membership.member_table import Happening, Membership, MembershipEvent
-from evenstride.core.policy import Policy
+from evenstride.core.policy import Policy, follows_epochs
 from evenstride.core.sync_modes.mode_specs import AllReduce
 from evenstride.core.time_model.observation import Measurements
 from evenstride.errors import ConfigError
@@ -131,7 +131,18 @@ class SimulatedController:
         """Return the workers' true mean times; a share of 0 takes one ghost sample."""
         return self._curves.at(np.maximum(shares, 1))
 
+    def _epoch_of(self, step: int) -> int | None:
+        """Return the epoch of the current step; ``None`` if no length of an epoch is given."""
+        return self._scenario.epoch_of(step)
+
+    def _epoch_ends(self, step: int) -> bool:
+        """Return whether all workers exchange after a step because it ends an epoch."""
+        ends = self._scenario.epoch_of(step + 1) != self._scenario.epoch_of(step)
+        return ends and follows_epochs(self._policy)
+
     def _exchange_due(self, step: int) -> bool:
+        if self._epoch_ends(step):
+            return True
         every = self._scenario.exchange.every
         if every == "leader":
             return step + 1 >= self._due
@@ -144,11 +155,13 @@ class SimulatedController:
         if asked.cold_lag is not None and (self._cold or self._verdict.opening):
             lag = asked.cold_lag
         self._cold = False
-        effective = self._effective(step, lag)
+        # At the end of an epoch all workers wait for the decision.
+        over = self._epoch_ends(step)
+        effective = self._effective(step, 1 if over else lag)
         self._tell(self._control.membership)
         load = self._timeline.load(step)[self._present]
-        epoch = self._scenario.epoch_of(step + 1)
-        event = Exchanged(step + 1, effective, self._measured(load), epoch=epoch)
+        seen, epoch = self._measured(load), self._epoch_of(step)
+        event = Exchanged(step + 1, effective, seen, epoch=epoch, epoch_over=over)
         started_s = time.perf_counter()
         self._control, verdict = advance(self._control, event)
         self._took(time.perf_counter() - started_s)

@@ -20,7 +20,7 @@ import numpy as np
 from evenstride.core.fleet import FloatArray, IntArray, as_array, as_shares
 from evenstride.core.membership.member_table import MembershipEvent
 from evenstride.core.policies import policy_from_spec
-from evenstride.core.policy import Policy
+from evenstride.core.policy import Policy, follows_epochs
 from evenstride.core.sampling.partition import step_shares
 from evenstride.core.sync_modes.async_schedule import Piece, WorkQueue
 from evenstride.core.sync_modes.mode_specs import (
@@ -212,6 +212,14 @@ class Rounds(SimulatedController):
         self._step += 1
         if not self._handout.left:
             self._bring_in(self._meeting.gather(self._begin_s[self._present]))
+
+    def _epoch_of(self, step: int) -> int | None:
+        del step
+        return None if self._scenario.epoch_samples is None else self._epoch
+
+    def _epoch_ends(self, step: int) -> bool:
+        known = self._epoch_of(step) is not None
+        return known and not self._handout.left and follows_epochs(self._policy)
 
     def _compute(self, step: int) -> None:
         here, left = self._present, self._handout.left

@@ -76,8 +76,14 @@ class Plant:
 
     def tell(self, seen: Iterable[Observation]) -> Shares:
         """Tell of steps and return what the policy now wants."""
-        epoch = None if self.epoch_steps is None else self.step // self.epoch_steps
-        event = Exchanged(self.step, self.step + self.lag - 1, Measurements.of(seen), epoch=epoch)
+        epoch, over = divmod(self.step, self.epoch_steps or 1)
+        event = Exchanged(
+            self.step,
+            self.step + self.lag - 1,
+            Measurements.of(seen),
+            epoch=None if self.epoch_steps is None else epoch - (over == 0),
+            epoch_over=self.epoch_steps is not None and over == 0,
+        )
         self.control, instructions = advance(self.control, event)
         self._obey(tuple(instructions))
         return self.control.shares

@@ -9,7 +9,7 @@ from evenstride.core.allocation.integer_splits import apportion
 from evenstride.core.fleet import Fleet, Worker
 from evenstride.core.policies import policy_from_spec
 from evenstride.core.policies.dbs import Dbs, published_rounding
-from evenstride.core.policy import Keep, Move
+from evenstride.core.policy import Keep, Move, follows_epochs
 from evenstride.errors import ConfigError
 from tests.messages import check_message, raises_message
 from tests.unit.core.policies.plant import Plant, PolicyDriver, workers
@@ -149,23 +149,20 @@ def test_an_epoch_is_that_of_the_data_where_it_is_known(policy: str) -> None:
     assert plant.exchange() != after_one
 
 
-@pytest.mark.parametrize("policy", ["dbs", "omnilearn:b_min=1"])
-def test_every_epoch_of_seconds_gets_a_decision_in_training(policy: str) -> None:
-    """There, exchanges come at an interval that would otherwise grow to 5 s, and skip epochs."""
+@pytest.mark.parametrize(
+    ("policy", "follows", "partition"),
+    [
+        ("dbs", True, "epoch"),
+        ("dbs:epoch_steps=50", False, "step"),
+        ("omnilearn", True, None),
+        ("adaptive", False, None),
+    ],
+)
+def test_policies_by_epoch_say_so(policy: str, follows: bool, partition: str | None) -> None:
+    made = policy_from_spec(policy)
 
-    def gaps(epoch_steps: int, spec: str = policy) -> list[int]:
-        plant = Plant(spec, 120, [0.0, 0.0], [0.002, 0.006], epoch_steps=epoch_steps)
-        found = list[int]()
-        while plant.step < max(2 * epoch_steps, 100):
-            plant.exchange(plant.control.cadence.steps)
-            found.append(plant.control.cadence.steps)
-        return found
-
-    seconds, minutes = gaps(20), gaps(300)  # of 4 to 7 s, and of 54 to 108 s
-
-    assert max(seconds) == 4
-    assert max(minutes) > 10
-    assert max(gaps(20, "dbs:epoch_steps=100")) > 10
+    assert follows_epochs(made) is follows
+    assert getattr(made, "partition", None) == partition
 
 
 def test_steps_that_are_asked_for_count_instead_of_the_epochs_of_the_data() -> None:

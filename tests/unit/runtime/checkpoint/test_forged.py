@@ -104,6 +104,7 @@ VALUES: dict[str, tuple[tuple[str, ...], Any]] = {
     "a negative length": (("stride", "length"), -1),
     "a batch of 0 before": (("stride", "batches"), [[0, 0]]),
     "negative parts": (("stride", "parts"), [-1]),
+    "parts beyond the position": (("stride", "parts_end"), 41),
     "a range outside of the data": (("stride", "left"), _left([[0, 99]])),
     "overlapping ranges": (("stride", "left"), _left([[0, 9], [5, 12]])),
     "a reversed range": (("stride", "left"), _left([[9, 3]])),

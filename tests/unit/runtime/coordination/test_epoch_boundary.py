@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import inf
 
 from evenstride.core.control.events import EpochEnded, FleetFormed
 from evenstride.core.control.state import Control
-from evenstride.core.fleet import Worker
+from evenstride.core.fleet import Shares, Worker
 from evenstride.core.gradients.noise_scale import GradientNorms, NoiseEstimate, NoiseOfRun
 from evenstride.core.policies import policy_from_spec
 from evenstride.core.time_model.observation import Measurements, Observation
@@ -17,6 +18,7 @@ from evenstride.runtime.coordination.side_agreements import asked, meeting
 from tests.messages import raises_message
 
 HERE = BatchChange(8, None, 1000)
+RESTORED = BatchChange(8, 16, 1000)
 
 
 def _noise() -> NoiseEstimate:
@@ -124,6 +126,22 @@ def test_a_rank_that_has_gone_on_keeps_the_batch_for_all() -> None:
     verdict = _leader().exchange(8, [_reply(0, HERE), _reply(1, None, 9, 10)], 5)
 
     assert verdict.batch == 16
+
+
+def test_an_epoch_is_over_when_all_ranks_are_at_its_end() -> None:
+    leader = Leader(Control(policy_from_spec("dbs")))
+    leader.form(FleetFormed(0, 0, 16, (Worker("one/0"), Worker("two/1"))))
+    # The second worker takes three times as long.
+    seen = Measurements.of([Observation(1, 8, 7, (0.3024,), (0.0,))])
+
+    def split(*turns: BatchChange | None) -> Shares | None:
+        replies = [_reply(0, turns[0]), replace(_reply(1, turns[1]), observations=seen)]
+        return leader.exchange(8, replies, 5, epoch=3).shares
+
+    assert split(None, None) is None
+    assert split(HERE, None) is None, "the other one comes"
+    assert split(RESTORED, RESTORED) is None, "a restored epoch goes on"
+    assert split(HERE, HERE) == (12, 4)
 
 
 def test_a_batch_that_is_not_left_open_stays_through_a_turn() -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evenstride.errors import ConfigError
-from evenstride.runtime.loading.position import CommittedPosition, EpochOrder
+from evenstride.runtime.loading.position import POSITION_VERSION, CommittedPosition, EpochOrder
 from tests.messages import raises_message
 
 
@@ -158,7 +158,7 @@ def test_a_state_at_an_epochs_end_shows_the_next_epoch_before_a_loader_exists() 
     assert (progress.epoch, progress.position) == (5, 0)
 
 
-@pytest.mark.parametrize("state", [{"version": 2}, None, [1]])
+@pytest.mark.parametrize("state", [{"version": POSITION_VERSION}, None, [1]])
 def test_an_invalid_state_is_refused(state: Any) -> None:
     with raises_message(ConfigError, "state_dict()"):
         _progress().load(state)
@@ -170,7 +170,7 @@ REFUSED: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "another length": ({"length": 21}, ("length 21", "20")),
     "another order": ({"shuffle": False}, ()),
     "another end": ({"drop_last": True}, ("drop_last",)),
-    "a later version": ({"version": 3}, ("version 3",)),
+    "a later version": ({"version": POSITION_VERSION + 1}, (f"version {POSITION_VERSION + 1}",)),
     "an earlier version": ({"version": 1}, ("version 1",)),
     "no version": ({"version": None}, ()),
 }
@@ -211,3 +211,48 @@ def test_a_loaded_state_is_compared_with_one_loader_only() -> None:
     progress.attach(EpochOrder(21, 3))  # the first loader is gone, a second one is made
 
     assert progress.cursor.length == 21
+
+
+def test_steps_of_another_size_train_what_the_parts_have_left() -> None:
+    saved, order = CommittedPosition(3, 6), EpochOrder(20, 3, by_epoch=True)
+    saved.attach(order)
+    saved.commit(6)
+    saved.keep_parts((2, 4), 0)
+    other, alike = CommittedPosition(3, 5, varies=True), CommittedPosition(3, 6)
+    for progress in (other, alike):
+        progress.attach(order)
+        progress.load(saved.save())
+
+    assert (alike.parts, alike.parts_end) == ((2, 4), 0)
+    assert (other.parts, other.parts_end, other.position) == ((2, 4), 6, 6)
+
+
+def test_an_exchange_reports_the_epoch_of_the_latest_step() -> None:
+    progress = _progress(12, 6)
+
+    progress.epoch = 4
+    assert progress.now.epoch == 4, "before the first step"
+    epochs = []
+    for _ in range(2):
+        progress.commit(6)
+        epochs.append((progress.now.epoch, progress.steps_alone.epoch))
+    progress.end_pass()
+
+    assert epochs == [(4, 4), (4, 4)]
+    assert (progress.now.epoch, progress.epoch) == (4, 5)
+
+
+def test_parts_matter_within_an_epoch_only() -> None:
+    """So another policy may go on from the end of an epoch."""
+    in_parts = EpochOrder(20, 3, by_epoch=True)
+    saved = _progress(20, 10)
+    saved.commit(10)
+    within = saved.save()
+    saved.commit(10)
+
+    progress = CommittedPosition(3, 10)
+    progress.attach(in_parts)
+    progress.load(saved.save())
+    assert (progress.epoch, progress.position) == (1, 0)
+    with raises_message(ConfigError, "by_epoch"):
+        progress.load(within)

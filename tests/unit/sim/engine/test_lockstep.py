@@ -196,6 +196,21 @@ def test_exchanges_come_at_their_cadence(every: int, first: int) -> None:
     assert len(track.decide_s) == made.steps // every
 
 
+@pytest.mark.parametrize("epoch_steps", [20, 1000])
+def test_dbs_decides_at_each_end_of_an_epoch_whatever_the_cadence(epoch_steps: int) -> None:
+    made = scenario(
+        steps=3 * epoch_steps + 1,
+        events=[{"kind": "step", "at": epoch_steps, "workers": 0, "speed": 0.25}],
+        exchange={"every": 90, "lag": 9},
+        epoch_samples=epoch_steps * 50,
+    )
+
+    track = Simulation(made, policy_from_spec("dbs")).run()
+
+    assert moved_at(track)[:2] == [epoch_steps, 2 * epoch_steps]
+    assert all(step % epoch_steps == 0 for step in moved_at(track))
+
+
 def test_an_exchange_tells_all_steps_since_the_one_before() -> None:
     made = scenario(exchange={"every": 5, "lag": 3}, steps=22)
     policy = Recording(Alternating())

@@ -53,6 +53,16 @@ class TestLockstep:
         assert fast.period_s == slow.period_s == pytest.approx(4.5)
         assert outcome.waiting == pytest.approx(16 / 36)
 
+    @pytest.mark.parametrize("mode", ["bsp", "local-sgd(every=4)", "bsp-ps"])
+    def test_dbs_decides_at_each_end_of_an_epoch(self, mode: str) -> None:
+        record = list[Entry]()
+
+        ran(mode, "dbs", record, steps=9, epoch_samples=50)
+
+        # Epochs of two full steps and a short one of 10 samples.
+        pieces = [e.positions for e in record if isinstance(e, Applied) and not e.worker]
+        assert [sum(map(len, one)) for one in pieces] == [10, 10, 5, 16, 16, 8, 16, 16, 8, 16, 8]
+
     def test_the_controller_gets_each_workers_busy_and_waiting_time(self) -> None:
         policy = Recording(policy_from_spec("uniform"))
 

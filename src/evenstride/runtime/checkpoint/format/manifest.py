@@ -170,6 +170,7 @@ class PositionSchema(_Schema):
     drop_last: bool
     by_epoch: bool
     parts: list[Natural]
+    parts_end: Natural
     shards: str
     left: DealingSchema | None
     batches: list[Pair] = []
@@ -178,6 +179,8 @@ class PositionSchema(_Schema):
     def _is_within_the_data(self) -> Self:
         if self.position > (self.length or 0):
             raise ValueError(f"position {self.position} of {self.length} samples")
+        if self.parts_end > self.position:
+            raise ValueError(f"parts up to {self.parts_end} at position {self.position}")
         if not all(samples for _, samples in self.batches):
             raise ValueError("a global batch of 0 samples")
         if self.left is not None:

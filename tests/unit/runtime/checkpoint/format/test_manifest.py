@@ -37,6 +37,7 @@ POSITION: dict[str, Any] = {
     **dict.fromkeys(("global_batch", "length"), 4),
     **dict.fromkeys(("shuffle", "drop_last", "by_epoch"), False),
     "parts": [],
+    "parts_end": 0,
     "shards": "",
     "left": None,
 }
