@@ -490,10 +490,10 @@ def _clusters(life: ProcessRecord, types: Sequence[str]) -> Iterator[MeasuredClu
         # A single process may calibrate with other batches.
         if one.modelled and one.share and (one.share == batch or not alone)
     ]
-    times_s = settled_s(whole)
+    times_s, workers = settled_s(whole), len({one.worker for one in life.observations})
     if types and times_s:
         yield MeasuredCluster(
-            types=tuple(types) if len(types) > 1 else tuple(types) * life.facts.workers,
+            types=tuple(types) if len(types) > 1 else tuple(types) * workers,
             batch=batch,
             step_s=float(np.mean(times_s)),
             drift=drift(times_s, max(_AHEAD_S / sum(times_s), 1.0)),

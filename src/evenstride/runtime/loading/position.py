@@ -425,9 +425,11 @@ class BatchChanges:
         clock: RankClock,
         noise: NoiseMeter | None,
         meet: Callable[[BatchChange], int | None],  # waits for all ranks; ``None``: no decisions
+        *,
+        chosen: bool,  # whether a batch is chosen there
     ) -> None:
         self._progress, self._limits, self._clock = progress, limits, clock
-        self._noise, self._meet = noise, meet
+        self._noise, self._meet, self._chosen = noise, meet, chosen
         self._in_force = progress.global_batch
         self._epoch: int | None = None  # that the ranks have met for
 
@@ -437,7 +439,9 @@ class BatchChanges:
         # A rank that did not restore it is detected by the step that it draws.
         if wanted != self._in_force:
             self._turn(wanted)
-        elif self._epoch is not None and self._epoch < epoch:  # the last loop was left by `break`
+        elif self._epoch is not None and self._epoch < epoch and not self._chosen:
+            # The last loop was left by `break`. After that, a script may have used the batch for
+            # the next epoch, so no other one is chosen.
             self._turn(None)
         self._epoch = epoch
 

@@ -63,7 +63,14 @@ class TrainLoaders:
         self._settings, self._calibrate = settings, calibrate
         turns = None
         if settings.meets:
-            turns = BatchChanges(state.progress, state.limits, state.clock, state.noise, turn)
+            turns = BatchChanges(
+                state.progress,
+                state.limits,
+                state.clock,
+                state.noise,
+                turn,
+                chosen=settings.chosen,
+            )
         self._rank = Rank(
             coordinator,
             step,
