@@ -56,8 +56,8 @@ _LEFT = 6  # number of earlier splits that are remembered
 # Steps of the equal split that a run may lose before the bound on the regret applies, and the part
 # of the run that an earlier gain makes up for.
 _ALLOWED, _CREDIT = 4.0, 0.01
-# A run that has lost so many steps trusts no curves instead of measured steps: no recurring speeds,
-# and after this many times no discovered shape of a curve either.
+# A run that has lost so many steps, and the part of the run above, trusts measured steps and no
+# curves: no recurring speeds, and after this many times no newly discovered shape either.
 _MOST_LOST, _PARDONS = 16.0, 2
 
 
@@ -312,8 +312,7 @@ class Supervisor:
     @property
     def overdrawn(self) -> bool:
         """Whether the run has lost so much against the equal split that no curves are trusted."""
-        lost_steps = self.regret_s - _BUDGET * self.total_s
-        return self.equal is not None and lost_steps > _MOST_LOST * self.equal.step_s
+        return self.equal is not None and self._beyond(_MOST_LOST, self.equal)
 
     @property
     def pardonable(self) -> bool:
@@ -458,10 +457,10 @@ class Supervisor:
         if slower or (better.steps >= _ENOUGH and changed.any()):
             # A speed has changed, so the other split may be the better one now.
             mistakes, failures = self.mistakes + slower, max(0, self.failures - 1)
-            # The equal split has become slower, so nothing was lost against it.
-            regret_s = min(self.regret_s, 0.0) if slower else self.regret_s
             state = replace(self, hold=None, debt_s=0.0, failures=failures, mistakes=mistakes)
-            return replace(state, regret_s=regret_s)
+            equal = self.equal is not None and (self.equal.shares == better.shares).all()
+            # If the equal split has become slower, nothing was lost against it.
+            return replace(state, regret_s=min(self.regret_s, 0.0)) if slower and equal else state
         if hold.kept.steps < _AGAIN <= better.steps:
             return replace(self, hold=replace(hold, kept=better))
         return self
@@ -518,9 +517,13 @@ class Supervisor:
                 return self._returned(split, away, off, situation.step)
         return None
 
+    def _beyond(self, steps: float, equal: Tried) -> bool:
+        """Return whether the regret exceeds so many equal steps and a part of the run."""
+        return self.regret_s > _BUDGET * self.total_s + steps * equal.step_s
+
     def _beyond_bound(self, away: Departed, equal: Tried, estimate: Estimate) -> float | None:
         """Return by how much the latest steps are slower than equal ones, if all lost too much."""
-        if self.regret_s < _BUDGET * self.total_s + _ALLOWED * equal.step_s:
+        if not self._beyond(_ALLOWED, equal):
             return None
         off, _ = away.compared(equal, estimate, _RECENT)
         return off if min(off, away.slower_at_first(equal, estimate)) > 0 else None

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from evenstride.errors import RanksDisagree
+from evenstride.errors import RanksDisagree, WorkerLost
 from evenstride.runtime.coordination.agreement import Passed, Plain, agree, named, require_equal
 from evenstride.runtime.coordination.draw_barrier import DrawBarrier
 from evenstride.runtime.engines.process_groups import own_group
@@ -146,8 +146,23 @@ class RankCalls:
         # The loss of a rank explains a wait better than a rank that is ahead.
         if self._gate.error is not None:
             raise self._gate.error
-        beats = self._beats(ranks).items()
-        return {rank: beat.where for rank, beat in beats if beat.steps > self._progress.step}
+        return ahead(self._beats(ranks), self._progress.step)
+
+
+def ahead(beats: dict[int, Beat], step: int) -> dict[int, str]:
+    """Return the ranks that are in a later step or have ended, and where they are.
+
+    Raises:
+        WorkerLost: an error has ended one of them. Its heartbeat may be read before its loss is
+            reported.
+    """
+    for rank, beat in beats.items():
+        if beat.error is not None:
+            raise WorkerLost(
+                f"rank {rank} is gone: it ended with {beat.error}, so step {step} cannot be "
+                "finished"
+            )
+    return {rank: beat.where for rank, beat in beats.items() if beat.steps > step}
 
 
 def _topic(meeting: int) -> str:

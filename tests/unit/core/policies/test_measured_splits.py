@@ -362,6 +362,20 @@ def test_nothing_was_lost_if_the_equal_split_has_become_slower() -> None:
     assert run.state.regret_s <= 0
 
 
+def test_another_split_that_has_become_slower_leaves_what_was_lost() -> None:
+    run = Run()
+    run.at(EQUAL, *[USUAL] * 5)
+    run.at(OTHER, *[FASTER] * 6)
+    run.at(THIRD, (0.08, 2.5, 0.08), (0.08, 2.5, 0.08))
+    held = run.state.hold
+    assert held is not None
+
+    run.at(OTHER, *[(3.0, 3.0, 3.0)] * 3)
+
+    assert run.state.hold is None
+    assert run.state.regret_s > 2
+
+
 def test_losses_are_counted_while_speeds_recur() -> None:
     run = Run()
     run.at(EQUAL, *[USUAL] * 5)

@@ -10,9 +10,11 @@ from typing import cast
 import pytest
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
+from evenstride.errors import WorkerLost
 from evenstride.runtime.failures import heartbeat
 from evenstride.runtime.failures.heartbeat import ENDED, Beat, Heartbeats, diagnose, ending_error
 from evenstride.runtime.failures.peers import Peer, myself, watch_exit
+from evenstride.runtime.session.rank_calls import ahead
 from evenstride.runtime.store.store_channel import Channel
 from tests.messages import check_message
 from tests.unit.runtime.quiet import Clock, SetBeats, channel
@@ -160,6 +162,15 @@ def test_the_watch_ends_when_another_rank_reports_the_loss(clock: Clock) -> None
 def test_a_heartbeat_describes_its_phase_in_words() -> None:
     assert Beat(9, "data", 4).where == "data of step 4"
     assert Beat(1, "idle", -1).where == "before its first step"
+
+
+def test_a_rank_that_an_error_ended_is_lost_not_ahead() -> None:
+    beats = {0: Beat(3, "sync", 4), 1: Beat(3, "compute", 4), 2: Beat(9, ENDED, 2)}
+    assert ahead(beats, 4) == {0: "sync of step 4", 2: "its program ended early"}
+
+    with pytest.raises(WorkerLost) as lost:
+        ahead({**beats, 1: Beat(4, ENDED, 4, "ValueError: no data")}, 4)
+    check_message(lost.value, "rank 1", "it ended with ValueError: no data", "step 4")
 
 
 def test_a_rank_publishes_its_phase_and_its_end() -> None:
