@@ -366,7 +366,7 @@ def test_another_split_that_has_become_slower_leaves_what_was_lost() -> None:
     run = Run()
     run.at(EQUAL, *[USUAL] * 5)
     run.at(OTHER, *[FASTER] * 6)
-    run.at(THIRD, (0.08, 2.5, 0.08), (0.08, 2.5, 0.08))
+    run.at((8, 10, 12), (0.08, 0.08, 2.5), (0.08, 0.08, 2.5))
     held = run.state.hold
     assert held is not None
 
