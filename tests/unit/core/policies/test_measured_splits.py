@@ -367,12 +367,14 @@ def test_another_split_that_has_become_slower_leaves_what_was_lost() -> None:
     run.at(EQUAL, *[USUAL] * 5)
     run.at(OTHER, *[FASTER] * 6)
     run.at((8, 10, 12), (0.08, 0.08, 2.5), (0.08, 0.08, 2.5))
-    held = run.state.hold
-    assert held is not None
+    assert run.state.better is not None
+    assert run.state.better.shares.tolist() == list(OTHER)
 
-    run.at(OTHER, *[(3.0, 3.0, 3.0)] * 3)
+    # It ends the wait at that split, not the bound on what may be lost against the equal one.
+    back = run.at(OTHER, *[(3.0, 3.0, 3.0)] * 3)
 
-    assert run.state.hold is None
+    assert isinstance(back, Move)
+    assert back.shares == EQUAL
     assert run.state.regret_s > 2
 
 
