@@ -24,9 +24,9 @@ _FEWEST = 16  # steps to look at
 # shorter ones, and by this much as logarithms. (For the two halves of normal noise it is 2.6, of
 # uniform noise 3.5.)
 _APART_STD, _APART = 5.0, 0.12
-# Both levels of some worker must have this fraction of the steps. Spikes are rarer. Then the levels
-# of other workers, of which so many are looked at, need this smaller one: a split that leaves out
-# their slow steps would be judged too well.
+# Both levels of some worker must have this fraction of the steps. Spikes are rarer. Then this
+# smaller fraction suffices for others, up to this number of workers: a split that leaves out their
+# slow steps would be judged too well.
 _OFTEN, _RARELY, _OTHERS = 0.19, 0.05, 64
 # A speed that lasts longer than this many times the longest earlier one has come to stay.
 _LASTING, _LASTING_STEPS = 1.5, 3

@@ -140,8 +140,16 @@ class Control:
         )
         return merged(self.profiles, known)
 
-    def situation(self, step: int, observations: Measurements, **facts: Any) -> Situation:
-        """Return what the policy decides on; ``facts`` are its optional fields."""
+    def situation(
+        self,
+        step: int,
+        observations: Measurements,
+        *,
+        epoch: int | None = None,
+        epoch_over: bool = False,
+        lag: int = 1,
+    ) -> Situation:
+        """Return what the policy decides on; see `Situation` for the arguments."""
         return Situation(
             self.formed,
             self.shares,
@@ -149,7 +157,9 @@ class Control:
             observations,
             self.believed,
             self.communication_s,
-            **facts,
+            epoch=epoch,
+            epoch_over=epoch_over,
+            lag=lag,
         )
 
 

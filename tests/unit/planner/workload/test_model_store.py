@@ -134,10 +134,10 @@ def test_the_store_is_in_the_cache_folder_unless_another_is_named(
 
 
 def test_a_user_without_a_home_has_no_store(monkeypatch: pytest.MonkeyPatch) -> None:
-    def nobody() -> Path:
+    def no_home() -> Path:
         raise RuntimeError("Could not determine home directory.")
 
-    monkeypatch.setattr(Path, "home", nobody)
+    monkeypatch.setattr(Path, "home", no_home)
 
     assert store_folder(None, {}) is None
     assert store_folder(None, {"XDG_CACHE_HOME": "/fast"}) == Path("/fast/evenstride")

@@ -146,7 +146,7 @@ def test_a_step_waits_for_all_workers_and_sums_in_their_order() -> None:
             futures.append(server.push(0, worker, settings, gradients))
         assert all(future.done() for future in futures)
         weights, squared = futures[0].value()
-        assert squared is None, "nobody asked for it"
+        assert squared is None, "norms were not asked for"
         ends.append([w.tolist() for w in weights])
     assert ends[0] == ends[1]
 
