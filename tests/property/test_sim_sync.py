@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, reject
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from evenstride.core.policies import policy_from_spec
 from evenstride.core.sync_modes.mode_specs import StaleSynchronous, sync_from_spec
@@ -57,15 +58,22 @@ def lossy(draw: st.DrawFn) -> Scenario:
             if back is not None and back < steps:
                 again = "withdrawn" if kind == "notice" else "join"
                 events.append({"kind": again, "at": back, "workers": worker})
-    return scenario(
-        steps=steps,
-        global_batch=draw(st.integers(20, 40)),
-        workers=kinds,
-        events=events,
-        communication=draw(LINKS),
-        epoch_samples=draw(st.none() | st.integers(1, 150)),
-        exchange={"every": draw(st.sampled_from([1, 3, "leader"])), "lag": draw(st.integers(1, 4))},
-    )
+    values = {
+        "steps": steps,
+        "global_batch": draw(st.integers(20, 40)),
+        "workers": kinds,
+        "events": events,
+        "communication": draw(LINKS),
+        "epoch_samples": draw(st.none() | st.integers(1, 150)),
+        "exchange": {
+            "every": draw(st.sampled_from([1, 3, "leader"])),
+            "lag": draw(st.integers(1, 4)),
+        },
+    }
+    try:
+        return scenario(**values)
+    except ValidationError:  # the workers cannot share the global batch
+        reject()
 
 
 @given(lossy(), MODES, POLICIES)
