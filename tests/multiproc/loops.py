@@ -15,7 +15,6 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import TensorDataset
 
 import evenstride
-from evenstride.core.time_model.observation import median
 from evenstride.runtime.timing.step_timer import StepQueue, StepRecord
 from tests.inside import session
 from tests.multiproc.training import Augmented, net, rows, weights
@@ -102,8 +101,8 @@ def audited(rank: int, plan: dict[str, Any]) -> dict[str, Any]:
     return {"delivered": delivered, "state": state, "len": lengths}
 
 
-def timed(rank: int, how: str, milliseconds: list[float]) -> tuple[float, float, float]:
-    """Return the injected work per step in seconds, the part of it read back, and that one's noise.
+def timed(rank: int, how: str, milliseconds: list[float]) -> tuple[float, float]:
+    """Return the injected work per step in seconds, and the part of it that was read back.
 
     Every other step carries the work, in its forward pass, and times it alone; the others carry a
     quarter of it, which leaves the processor's caches in the same state. What is read back is the
@@ -166,17 +165,12 @@ def _samples(batch: list[Tensor]) -> float:
     return float(len(batch[0]))
 
 
-def _read_back(records: list[StepRecord], injected: dict[int, float]) -> tuple[float, float, float]:
-    """Return the injected work per step, the part of it that the records have, and its noise.
-
-    The noise is how far steps without the work differ among themselves, as a part of the work.
-    """
-    rests_s = [r.busy_s - injected[r.step] for r in records if r.step % 2 == 0]
-    rest_s, middle_s = quartile(rests_s), median(tuple(rests_s))
+def _read_back(records: list[StepRecord], injected: dict[int, float]) -> tuple[float, float]:
+    """Return the injected work per step, and the part of it that the records have."""
+    rest_s = quartile([r.busy_s - injected[r.step] for r in records if r.step % 2 == 0])
     worked = [r for r in records if r.step % 2]
-    work_s = quartile([injected[r.step] for r in worked])
     read = quartile([(r.busy_s - rest_s) / injected[r.step] for r in worked])
-    return work_s, read, (middle_s - rest_s) / work_s
+    return quartile([injected[r.step] for r in worked]), read
 
 
 def quartile(values: list[float]) -> float:

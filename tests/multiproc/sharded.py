@@ -313,8 +313,8 @@ class Burning(nn.Linear):
 
 def timed(
     rank: int, policy: str, layout: Layout, *, counted: bool = True, ahead: bool = False
-) -> tuple[float, float, float]:
-    """Return the median work of this rank in a step, its busy time over it, and its median.
+) -> tuple[float, float, list[float]]:
+    """Return the median work of this rank in a step, its busy time over it, and all busy times.
 
     The work is as long for the smallest share whatever that is, and grows with the share.
 
@@ -354,7 +354,7 @@ def timed(
     stride.close()
     warm = [r for r in records if r.step >= 2]
     parts = sorted(r.busy_s / work_s[r.step] for r in warm)
-    busy_s = median(tuple(r.busy_s for r in warm))
+    busy_s = [r.busy_s for r in warm]
     return median(tuple(work_s[r.step] for r in warm)), parts[len(parts) // 4], busy_s
 
 

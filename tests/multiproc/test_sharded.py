@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from evenstride.core.time_model.observation import median
 from evenstride.testing import RankPool
 from tests.multiproc.sharded import (
     Layout,
@@ -128,8 +129,8 @@ TIMED = {
 
 def _times(
     ranks: RankPool, layout: Layout, policy: str, how: dict[str, bool]
-) -> list[tuple[float, float, float]]:
-    measured: list[tuple[float, float, float]] = ranks.run(
+) -> list[tuple[float, float, list[float]]]:
+    measured: list[tuple[float, float, list[float]]] = ranks.run(
         with_options, math.prod(layout.mesh), timed, policy, layout, how
     )
     return measured
@@ -147,7 +148,7 @@ def test_busy_times_differ_as_the_work_does(ranks: RankPool, name: str) -> None:
 
     (little_s, by_little, _), (much_s, by_much, _) = measured[0], measured[-1]
     assert much_s > 1.5 * little_s, "the ranks' work is far from equal"
-    assert by_little <= 1.2 * by_much, "the ratio of busy times is the ratio of work"
+    assert by_little <= 1.5 * by_much, "the ratio of busy times is the ratio of work"
     assert min(by_little, by_much) >= 1.0, "no work is regarded as waiting"
 
 
@@ -158,8 +159,9 @@ def test_without_counting_all_ranks_look_equally_busy(ranks: RankPool) -> None:
     measured = _times(ranks, layout, policy, {"counted": False})
 
     (_, by_little, little_s), (_, by_much, much_s) = measured
-    assert by_little > 1.4 * by_much
-    assert little_s == pytest.approx(much_s, rel=0.3)
+    assert by_little > 1.5 * by_much
+    same = [little / much for little, much in zip(little_s, much_s, strict=True)]  # of each step
+    assert median(tuple(same)) == pytest.approx(1.0, rel=0.3)
 
 
 def test_a_state_of_four_ranks_goes_on_with_three_and_two(ranks: RankPool, tmp_path: Path) -> None:

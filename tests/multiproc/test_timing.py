@@ -29,11 +29,10 @@ HOWS = (
 def test_injected_work_is_read_back_on_every_rank(ranks: RankPool, how: str) -> None:
     measured = ranks.run(timed, 2, how, [20.0, 60.0])
 
-    for _, part_read, noise in measured:
-        # A wait that counts as work makes this 3 on the rank with less work. What else runs on the
-        # machine is in the steps with the work as in those without.
-        near = min((0.15 if "checkpointed" in how else 0.05) + noise, 0.5)
-        assert part_read == pytest.approx(1.0, abs=near)
+    for _, part_read in measured:
+        # A wait that counts as work makes this 1.7 or more on the rank with less work; work that
+        # does not count makes it 0. `benchmarks/gpu.py --parts waits` measures exactness.
+        assert part_read == pytest.approx(1.0, abs=0.4)
     assert measured[1][0] > measured[0][0], "the ranks' work is one to three"
 
 
