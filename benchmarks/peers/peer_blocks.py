@@ -14,6 +14,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import psutil
 import torch
 import torch.nn.functional as F
 from benchmarks.peers.peer_figures import (
@@ -146,8 +148,9 @@ class Workers:
         """Give the workers these speeds, and cores with enough capacity."""
         cores = place(speeds, usable_cpus())
         for rank, process in enumerate(self._processes):
-            with contextlib.suppress(FileNotFoundError):
-                pin(process.pid, cores[rank] if cores else None)
+            for pid in tree_of(process.pid):
+                with contextlib.suppress(FileNotFoundError):  # it has ended
+                    pin(pid, cores[rank] if cores else None)
             self._limits.set_speed(rank, speeds[rank])
 
     def kill(self, rank: int) -> None:
@@ -339,7 +342,15 @@ class Block:
                 return "continues", ""
             if now_s > killed_s + HUNG_S and not later:
                 return "hangs", ""
-            time.sleep(0.1)
+            time.sleep(0.25)
+
+
+def tree_of(pid: int) -> list[int]:
+    """Return a process and what it started; a limit holds for all of them."""
+    try:
+        return [pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))]
+    except psutil.Error:
+        return []
 
 
 def equal_sizes(batch: int) -> tuple[int, ...]:
@@ -349,8 +360,6 @@ def equal_sizes(batch: int) -> tuple[int, ...]:
 
 def proportional(speeds: Speeds) -> tuple[int, ...]:
     """Return parts of the batch in proportion to speeds."""
-    import numpy as np
-
     none = np.zeros(len(speeds), dtype=np.int64)
     return tuple(int(n) for n in apportion(np.array(speeds), BATCH, none, none + BATCH))
 

@@ -149,6 +149,6 @@ def tail(notes: Notes, rows: int) -> tuple[int, list[int], int] | None:
     return None
 
 
-def drift(before: float, after: float) -> float:
-    """Return the change of a speed, as a fraction of the mean."""
-    return abs(after - before) / (0.5 * (after + before))
+def disturbed(before: float, after: float) -> bool:
+    """Return whether the sum of the workers' speeds changed too much for a comparison."""
+    return 0.0 in (before, after) or abs(after - before) > DISTURBED * 0.5 * (after + before)

@@ -66,7 +66,8 @@ NOTES = """
   batch up to four times.
 - **hivemind** 1.1.12 accumulates gradients towards the global batch in steps of a quarter of an
   equal share, with a matchmaking time of 1 s. It is made for much larger batches, so `hivemind-10`
-  has a ten times larger one, with the same learning rate. Its peers have no common epochs.
+  has a ten times larger one, with the same learning rate. Its peers have no common epochs. A sample
+  counts when a peer has processed it.
 - **dbs** and **omnilearn** follow the public scripts of DBS and OmniLearn: batches change once per
   epoch. The scripts are in no package registry, so the algorithms are written again.
 - **evenstride** runs `adaptive` on DDP; where the user sets sizes, it runs `static`.
@@ -122,7 +123,8 @@ def peers_of(blocks: Sequence[Stored], *measures: str) -> list[str]:
 
 def share(block: Stored, name: str = "samples_per_s") -> float:
     """Return a block's samples per second as a part of the sum of the workers' speeds."""
-    return float(block["figures"][name] / mean(block["sums"]))
+    total = mean(block["sums"])
+    return float(block["figures"][name] / total) if total else 0.0
 
 
 def spread(values: Sequence[float | None], shape: Callable[[float], str], mark: str = "") -> str:

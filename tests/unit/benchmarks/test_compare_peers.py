@@ -15,6 +15,7 @@ from benchmarks.peers.compare_peers import PAGE, PEERS, RESULTS, Comparison, rea
 from benchmarks.peers.peer_blocks import Lengths, gradient_error, proportional
 from benchmarks.peers.peer_figures import (
     Note,
+    disturbed,
     pause_s,
     samples_of_updates,
     samples_per_s,
@@ -104,6 +105,12 @@ def test_the_published_rules_follow_busy_times_and_keep_the_batch() -> None:
     # Without the bounds, it would be 30, 30 and 0.
     assert next_sizes("omnilearn", [20, 20, 20], [1.0, 1.0, 50.0]) == [28, 28, 4]
     assert proportional((1.0, 0.5, 0.5)) == (96, 48, 48)
+
+
+def test_a_block_is_disturbed_if_the_sum_of_speeds_changes_by_a_tenth() -> None:
+    assert not disturbed(100.0, 109.0)
+    assert disturbed(100.0, 112.0)
+    assert disturbed(0.0, 0.0)
 
 
 def test_every_system_has_an_adapter_and_requirements() -> None:
