@@ -51,6 +51,7 @@ START_S, FIRST_STEP_S = 120.0, 60.0
 HUNG_S, WATCH_S = 30.0, 15.0
 PROBE_S = 45.0
 BY_HAND = (7, 4, 1)
+SECOND = 2  # in the first update, torchft uses one worker's gradient only
 TAIL_ROWS, TAIL_BATCH = 29, 24
 EXCEPTION = re.compile(r"(\[rank\d+\]: )?[\w.]+(Error|Exception)\b")
 LOST = 1  # the worker that is killed
@@ -280,9 +281,9 @@ class Block:
     def by_hand(self) -> dict[str, Any]:
         """Return the error of a gradient where a user gives each worker another batch."""
         workers = self.workers(self.plan(BY_HAND, by_hand=True, rows=240, probe=True))
-        notes = self._probe(workers, 1)
-        taken = [each for own in notes for each in samples_of_updates(own).get(1, [])]
-        return {"error": gradient_error(workers.folder, 1, taken), "samples": len(taken)}
+        notes = self._probe(workers, SECOND)
+        taken = [each for own in notes for each in samples_of_updates(own).get(SECOND, [])]
+        return {"error": gradient_error(workers.folder, SECOND, taken), "samples": len(taken)}
 
     def tail(self) -> dict[str, Any]:
         """Return the error of the last gradient of an epoch that has some samples too few."""

@@ -45,7 +45,7 @@ Three workers of half a core. *To DDP* compares the shares in the same run.
 GRADIENT_TEXT = """
 ## Gradients of uneven batches
 
-*By hand*: the relative error of the first gradient if the user gives the workers 7, 4 and 1
+*By hand*: the relative error of the second gradient if the user gives the workers 7, 4 and 1
 samples, compared with the gradient of all 12. *Tail*: that of the last gradient of an epoch of 29
 samples with batches of 24, compared with the gradient of the samples that were left. *Repeated*
 counts the samples of this epoch that were used more than once.

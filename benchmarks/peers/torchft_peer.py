@@ -52,6 +52,7 @@ def train(job: PeerJob) -> None:
             hostname=LOOPBACK,
             lighthouse_addr=job.published("lighthouse", lighthouse),
         )
+        job.meet()  # the first quorum waits for all that have reported
         run(job, manager, inner)
 
 
