@@ -31,6 +31,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import subprocess
 import sys
 import tempfile
@@ -286,6 +287,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     for speeds in TIMED.values():
         check_fit(speeds, usable_cpus())
     ends_s = time.monotonic() + 60.0 * args.minutes
+    # hivemind's own processes would outlive a killed runner.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     lengths = QUICK if args.quick else Lengths()
     Comparison(args.out, venvs, ends_s, lengths).run(args.peers, args.measures, args.rounds)
     return 0
