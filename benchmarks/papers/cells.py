@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
-from itertools import groupby
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -61,9 +61,12 @@ class PaperCluster:
     def mean_speeds(self) -> Speeds:
         """Return the mean speed of each worker over the steps."""
         starts = [0, *(first for first, _ in self.changes), self.steps or 1]
-        spans = [after - first for first, after in zip(starts, starts[1:], strict=False)]
+        spans = [after - first for first, after in pairwise(starts)]
         phases = [self.speeds, *(speeds for _, speeds in self.changes)]
-        weighted = zip(*([n * one for one in phase] for n, phase in zip(spans, phases, strict=True)))
+        weighted = zip(
+            *([n * one for one in phase] for n, phase in zip(spans, phases, strict=True)),
+            strict=True,
+        )
         return tuple(sum(parts) / sum(spans) for parts in weighted)
 
 
@@ -131,12 +134,12 @@ class CellStore:
         return [json.loads(line) for line in lines if line.endswith("\n")]
 
     def add(self, record: Record) -> None:
-        """Append a result."""
+        """Append a result, in place of a line without an end."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        known = self._path.read_text() if self._path.exists() else ""
-        start = "" if known.endswith("\n") or not known else "\n"
-        with self._path.open("a") as file:
-            file.write(start + json.dumps(record, separators=(",", ":")) + "\n")
+        with self._path.open("a+b") as file:
+            file.seek(0)
+            file.truncate(file.read().rfind(b"\n") + 1)
+            file.write(json.dumps(record, separators=(",", ":")).encode() + b"\n")
 
     def sound(self) -> dict[PaperCell, Record]:
         """Return the first undisturbed result of each cell."""

@@ -35,6 +35,7 @@ from benchmarks.papers.cells import (
 )
 from benchmarks.papers.comparing import bars, table
 from benchmarks.papers.experiment import PaperFigure
+
 from evenstride.lab.processes.speeds import Speeds
 from evenstride.sim.scenario.recordings import load_recording
 

@@ -8,6 +8,7 @@ from statistics import mean
 from typing import Any
 
 from benchmarks.papers.cells import ADAPTIVE, UNIFORM, Record
+
 from evenstride.lab.comparison.paired_ratios import geometric_mean
 from evenstride.report.wording import Table
 
@@ -40,7 +41,7 @@ def is_fixed(policy: str) -> bool:
 def late_s(record: Record) -> float:
     """Return the mean step time of the second half of a training, in seconds."""
     late = record["steps_ms"][len(record["steps_ms"]) // 2 :]
-    return mean(late) / 1e3
+    return float(mean(late)) / 1e3
 
 
 def whole_s(record: Record) -> float:

@@ -2,7 +2,8 @@
 
 All figures share this command line:
 
-    python benchmarks/papers/FIGURE.py [--only WORD,...] [--minutes N] [--list] [--json] [--draw SVG]
+    python benchmarks/papers/FIGURE.py [--only WORD,...] [--minutes N] [--list] [--json]
+        [--draw SVG]
 
 `--only` takes the cells in which each word is the job, cluster, policy, mode or seed. `--minutes`
 starts no cell after that time. `--list` prints the cells and which of them have a result. Without
@@ -19,13 +20,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, is_dataclass, replace
+from dataclasses import asdict, dataclass, is_dataclass
 from datetime import date
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-
 from benchmarks.papers.cells import (
     JOBS,
     REGRESSION,
@@ -37,6 +37,7 @@ from benchmarks.papers.cells import (
     disturbed,
     groups,
 )
+
 from evenstride.errors import LaunchError
 from evenstride.lab.demo.demo_schedule import Filed
 from evenstride.lab.demo.fashion_mnist import read_images
@@ -125,7 +126,10 @@ def write_data(job: str, path: Path) -> None:
     for part, most, prefix in (("train", whole, ""), ("test", TESTED, "test_")):
         images, labels = read_images(folder / "fashion-mnist", part)
         pixels = images[:most, np.newaxis].astype(np.float32) / 255
-        kept |= {prefix + "x": (pixels - 0.286) / 0.353, prefix + "y": labels[:most].astype("int64")}
+        kept |= {
+            prefix + "x": (pixels - 0.286) / 0.353,
+            prefix + "y": labels[:most].astype("int64"),
+        }
     np.savez(path, **kept)
 
 
@@ -185,9 +189,10 @@ class PaperFigure:
     def main(self, arguments: Sequence[str] | None = None) -> int:
         """Train, show and draw. Return the exit code."""
         args = parsed(self.about, arguments)
-        wanted = [cell for cell in self.cells if cell.has(args.only)]
+        words = args.only.split(",") if args.only else []
+        wanted = [cell for cell in self.cells if cell.has(words)]
         if not wanted:
-            print(f"no cell has {', '.join(args.only)}; --list prints the cells")
+            print(f"no cell has all of {args.only}; --list prints the cells")
             return 2
         if args.list:
             missing = set(self.store.missing(wanted))
@@ -206,8 +211,7 @@ class PaperFigure:
 def parsed(about: str, arguments: Sequence[str] | None) -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=about)
-    words = {"type": lambda text: text.split(","), "default": []}
-    parser.add_argument("--only", **words, help="words that each cell must have")
+    parser.add_argument("--only", default="", help="words that each cell must have")
     parser.add_argument("--minutes", type=float, default=60.0, help="no cell begins after that")
     parser.add_argument("--list", action="store_true", help="print the cells and end")
     parser.add_argument("--json", action="store_true", help="print the results as JSON")

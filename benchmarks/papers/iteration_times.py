@@ -26,6 +26,7 @@ from benchmarks.papers.cells import (
     of_cores,
 )
 from benchmarks.papers.experiment import PaperFigure
+
 from evenstride.report.wording import Table
 
 POLICIES = (UNIFORM, "dynamic-batching", "dynamic-batching:window=10", ADAPTIVE)

@@ -25,6 +25,7 @@ from benchmarks.papers.cells import (
     of_cores,
 )
 from benchmarks.papers.experiment import PaperFigure
+
 from evenstride.report.wording import Table
 
 CHANGED, NEAR = 10, 0.1

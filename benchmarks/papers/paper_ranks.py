@@ -156,6 +156,7 @@ class PaperRun:
         self.bench = PaperBench(self.task)
         self.batch, self.probed = self.job.batch, 1
         self.curves: list[Curve] = []
+        self.done: list[PaperCell] = []
 
     def run(self) -> None:
         """Calibrate, and train the cells while there is time."""
@@ -167,16 +168,16 @@ class PaperRun:
         self.bench.curve(sizes[-1:], 0.0)  # the allocator's heap has to grow first
         self.probed = sizes[1]
         self.curves = gathered(self.bench.curve(sizes, SIZE_S))
-        waiting, repeated, before = list(self.plan.cells), set[PaperCell](), self.probe()
-        trained = 0  # a group that started trains at least one cell
-        while waiting and gathered(not trained or time.time() < self.plan.until_s)[0]:
+        waiting, before = list(self.plan.cells), self.probe()
+        # A group that started trains at least one cell.
+        while waiting and gathered(not self.done or time.time() < self.plan.until_s)[0]:
             cell = waiting.pop(0)
-            found, trained = self.train(cell), trained + 1
+            found = self.train(cell)
             after = self.probe()
             self.report(cell, before, after, **found)
-            if drift(before, after) > DRIFT and cell not in repeated:
-                repeated.add(cell)
+            if drift(before, after) > DRIFT and cell not in self.done:
                 waiting.append(cell)
+            self.done.append(cell)
             before = after
 
     def measure_curves(self) -> None:
@@ -207,7 +208,9 @@ class PaperRun:
         """Return the policy of a cell; the best fixed split follows from the calibration."""
         if cell.policy != FIXED:
             return cell.policy
-        slower = [a / b for a, b in zip(self.cluster.speeds, self.cluster.mean_speeds())]
+        slower = [
+            a / b for a, b in zip(self.cluster.speeds, self.cluster.mean_speeds(), strict=True)
+        ]
         curves = [
             {size: s * factor for size, s in curve.items()}
             for curve, factor in zip(self.curves, slower, strict=True)
@@ -216,7 +219,7 @@ class PaperRun:
 
     def train(self, cell: PaperCell) -> dict[str, Any]:
         """Train a cell to its target, or its number of steps, and return what is stored."""
-        trace = self.folder / f"{len(os.listdir(self.folder))}.jsonl"
+        trace = self.folder / f"trace-{len(self.done)}.jsonl"
         stride = Stride(
             self.batch, policy=self.spec(cell), sync=cell.sync, seed=cell.seed, trace=trace
         )
@@ -275,7 +278,11 @@ class PaperRun:
                 busy[seen["worker"]] += [round(1e3 * one) for one in seen["busy_s"]]
                 held[seen["worker"]] += [seen["share"]] * len(seen["busy_s"])
         splits = [list(split) for split in zip(*held, strict=False)]
-        changed = [step for step in range(len(splits)) if splits[step] != (splits[step - 1 : step] or [[]])[0]]
+        changed = [
+            step
+            for step in range(len(splits))
+            if splits[step] != (splits[step - 1 : step] or [[]])[0]
+        ]
         return {"busy_ms": busy, "splits": [[step, splits[step]] for step in changed]}
 
 

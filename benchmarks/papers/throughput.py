@@ -17,6 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from benchmarks.papers.cells import CURVE, PaperCell, PaperCluster, Record
 from benchmarks.papers.experiment import PaperFigure
+
 from evenstride.report.wording import Table
 
 SPEEDS = (0.9, 0.4, 0.2)
