@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from math import ceil
 from statistics import mean
 from typing import Any
 
@@ -136,11 +137,11 @@ def bars(records: Iterable[Record]) -> Any:
     places: dict[Place, list[PolicyRow]] = {}
     for row in compared(records):
         places.setdefault(row.place, []).append(row)
-    most = max(map(len, places.values()))
-    figure = Figure(figsize=(9, 0.9 + len(places) * (0.5 + 0.19 * most)), layout="constrained")
-    for axes, (place, rows) in zip(
-        figure.subplots(len(places), squeeze=False)[:, 0], places.items(), strict=True
-    ):
+    lines = ceil(len(places) / 2)
+    figure = Figure(figsize=(11, 0.6 + 1.9 * lines), layout="constrained")
+    for axes in figure.subplots(lines, 2, squeeze=False).flat[len(places) :]:
+        axes.remove()
+    for axes, (place, rows) in zip(figure.axes, places.items(), strict=True):
         colors = ["#E69F00" if row.policy == ADAPTIVE else "#0072B2" for row in rows]
         axes.barh([row.policy for row in rows], [row.time_s for row in rows], color=colors)
         axes.invert_yaxis()
@@ -148,11 +149,5 @@ def bars(records: Iterable[Record]) -> Any:
         axes.tick_params(labelsize=7)
         for number, row in enumerate(rows):
             axes.text(row.time_s, number, f" {row.speedup:.2f}x", va="center", fontsize=7)
-    axes.set_xlabel("training time in seconds, mean of the seeds; speed-up over the equal split")
+    figure.supxlabel("training time in seconds (mean), speed-up over the equal split", fontsize=8)
     return figure
-
-
-def medians(times_ms: Sequence[Sequence[float]]) -> Iterator[float]:
-    """Yield the median of each worker's times."""
-    for times in times_ms:
-        yield sorted(times)[len(times) // 2]

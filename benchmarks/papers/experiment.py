@@ -174,6 +174,13 @@ class PaperFigure:
         sound = self.store.sound()
         return [sound[cell] for cell in self.cells if cell in sound]
 
+    def write_plot(self, records: Sequence[Record], path: Path) -> None:
+        """Draw results into an SVG, with text as text, which is a fifth as large as outlines."""
+        from matplotlib import rc_context
+
+        with repeatable(), rc_context({"svg.fonttype": "none"}):
+            save(self.draw(records), path, 100)
+
     def run(self, wanted: Iterable[PaperCell], minutes: float) -> None:
         """Train the missing cells among those wanted."""
         until_s = time.time() + 60 * minutes
@@ -203,8 +210,7 @@ class PaperFigure:
         results = self.results()
         print(json.dumps(results) if args.json else self.rows(results).text())
         if args.draw is not None and results:
-            with repeatable():
-                save(self.draw(results), args.draw, 100)
+            self.write_plot(results, args.draw)
         return MISSING if self.store.missing(wanted) else 0
 
 

@@ -31,7 +31,6 @@ from benchmarks.papers.cells import ADAPTIVE, JOBS, UNIFORM, Record, disturbed
 from benchmarks.papers.comparing import PolicyRow, compared, one, speedups
 from benchmarks.papers.experiment import PaperFigure
 
-from evenstride.report.plotting import repeatable, save
 from evenstride.report.wording import Table
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -290,10 +289,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return bool(stale)
     for path in stale:
         path.write_text(fresh[path])
-    with repeatable():
-        for figure in FIGURES:
-            if results[figure.name]:
-                save(figure.draw(results[figure.name]), DOCS / "images" / image(figure), 100)
+    for figure in FIGURES:
+        if results[figure.name]:
+            figure.write_plot(results[figure.name], DOCS / "images" / image(figure))
     return 0
 
 
