@@ -26,7 +26,7 @@ from benchmarks.papers import (
 from benchmarks.papers.cells import CellStore, PaperCell, PaperCluster, cell_of, groups, in_turns
 from benchmarks.papers.comparing import compared, speedups, table
 from benchmarks.papers.experiment import CellConductor, CellPlan, PaperFigure
-from torch.distributed import HashStore
+from torch._C._distributed_c10d import HashStore
 
 from evenstride.core.policies import policy_from_spec
 from evenstride.errors import LaunchError
@@ -357,7 +357,7 @@ def test_a_figure_is_drawn_from_its_results() -> None:
     everything = filled()
 
     for figure in page.FIGURES:
-        assert figure.draw(everything[figure.name]).axes, figure.name
+        assert figure.draw(everything[figure.name][:12]).axes, figure.name
 
 
 def test_iteration_times_leave_out_the_first_steps() -> None:
