@@ -228,10 +228,15 @@ class PaperRun:
         model = stride.watch(DistributedDataParallel(net))
         workers = 1 if cell.sync == "bsp" else len(self.cluster.speeds)
         optimizer = torch.optim.SGD(net.parameters(), lr=self.job.rate / workers)
-        due, steps_s, scores = list(self.cluster.changes), list[float](), list[float]()
+        due, steps_s, scores, spent_s = (
+            list(self.cluster.changes),
+            list[float](),
+            list[float](),
+            0.0,
+        )
         dist.barrier()
         while self.another(scores, len(steps_s)):
-            begun_s = time.perf_counter()
+            epoch_s = begun_s = time.perf_counter()
             for x, y in loader:
                 loss = self.task.loss(model(x), y)
                 stride.scale(loss).backward()  # type: ignore[no-untyped-call]
@@ -242,22 +247,27 @@ class PaperRun:
                 begun_s = now_s
                 if due and len(steps_s) == due[0][0]:
                     self.tell("speeds", speeds=due.pop(0)[1])
+            spent_s += time.perf_counter() - epoch_s
             if self.cluster.steps is None:
                 scores.append(self.task.score(net, stride))
         if self.cluster.changes:
             self.tell("speeds", speeds=self.cluster.speeds)
-        summary = stride.summary()
-        shares = stride.shares
+        found = self.outcome(stride, spent_s, steps_s, scores)
         stride.close()
+        return found | (self.traced(trace) if self.rank == 0 and cell.sync == "bsp" else {})
+
+    def outcome(
+        self, stride: Stride, spent_s: float, steps_s: Sequence[float], scores: Sequence[float]
+    ) -> dict[str, Any]:
+        """Return the figures of a training."""
         return {
-            "time_s": round(sum(steps_s), 3),
+            "time_s": round(spent_s, 3),  # with what ends an epoch, such as an exchange
             "steps_ms": [round(1e3 * one) for one in steps_s],
             "scores": [round(one, 4) for one in scores],
             "reached": bool(scores) and self.reached(scores[-1]),
             "epochs": stride.epoch,
-            "moves": summary.changes,
-            "shares": shares,
-            **(self.traced(trace) if self.rank == 0 and cell.sync == "bsp" else {}),
+            "moves": stride.summary().changes,
+            "shares": stride.shares,
         }
 
     def reached(self, score: float) -> bool:
