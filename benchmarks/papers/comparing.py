@@ -1,0 +1,153 @@
+"""Compares the policies of a figure, seed by seed, as a table and as a plot."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from math import ceil
+from statistics import mean
+from typing import Any
+
+from benchmarks.papers.cells import ADAPTIVE, UNIFORM, Record
+
+from evenstride.lab.comparison.paired_ratios import geometric_mean
+from evenstride.report.wording import Table
+
+Place = tuple[str, str, str]
+"""Job, cluster and synchronisation mode."""
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyRow:
+    """A policy at a place, over the seeds in which the equal split ran as well."""
+
+    place: Place
+    policy: str
+    seeds: int
+    time_s: float  # mean
+    speedup: float  # time of the equal split divided by this one's; geometric mean of the seeds
+    # Time of the fastest fixed split of the same seed divided by this one's; lowest and mean.
+    least_efficiency: float
+    efficiency: float
+    # The same for the mean step of the second half of the training.
+    late_efficiency: float
+    shares: tuple[int, ...]  # at the end, of the last seed
+
+
+def is_fixed(policy: str) -> bool:
+    """Return whether a policy never changes the split."""
+    return policy in (UNIFORM, "fixed") or policy.startswith("static")
+
+
+def late_s(record: Record) -> float:
+    """Return the mean step time of the second half of a training, in seconds."""
+    late = record["steps_ms"][len(record["steps_ms"]) // 2 :]
+    return float(mean(late)) / 1e3
+
+
+def whole_s(record: Record) -> float:
+    """Return the time of a training without tests, in seconds."""
+    return float(record["time_s"])
+
+
+def compared(records: Iterable[Record]) -> list[PolicyRow]:
+    """Return a row for each place and policy, in the order in which they first occur."""
+    found: dict[tuple[Place, str], dict[int, Record]] = {}
+    for record in records:
+        place = record["job"], record["cluster"], record["sync"]
+        found.setdefault((place, record["policy"]), {})[record["seed"]] = record
+    rows = []
+    for (place, policy), mine in found.items():
+        equal = found.get((place, UNIFORM), {})
+        common = {seed: one for seed, one in mine.items() if seed in equal}
+        if common:
+            fixed = [by for (at, name), by in found.items() if at == place and is_fixed(name)]
+            rows.append(_row(place, policy, common, equal, fixed))
+    return rows
+
+
+def _row(
+    place: Place,
+    policy: str,
+    mine: dict[int, Record],
+    equal: dict[int, Record],
+    fixed: Sequence[dict[int, Record]],
+) -> PolicyRow:
+    def against_best(time_s: Callable[[Record], float]) -> list[float]:
+        return [
+            min(time_s(by[seed]) for by in fixed if seed in by) / time_s(one)
+            for seed, one in mine.items()
+        ]
+
+    whole = against_best(whole_s)
+    return PolicyRow(
+        place,
+        policy,
+        len(mine),
+        mean(map(whole_s, mine.values())),
+        geometric_mean([(whole_s(equal[seed]) / whole_s(one),) for seed, one in mine.items()]),
+        min(whole),
+        geometric_mean([(one,) for one in whole]),
+        geometric_mean([(one,) for one in against_best(late_s)]),
+        tuple(list(mine.values())[-1]["shares"]),
+    )
+
+
+def table(records: Iterable[Record]) -> Table:
+    """Return the rows as a table."""
+    headings = (
+        *("job, cluster, mode", "policy", "seeds", "time", "speed-up", "efficiency", "lowest"),
+        *("second half", "samples"),
+    )
+    rows, last = list[tuple[str, ...]](), None
+    for row in compared(records):
+        rows.append(
+            (
+                ", ".join(row.place) if row.place != last else "",
+                row.policy,
+                str(row.seeds),
+                f"{row.time_s:.1f} s",
+                f"{row.speedup:.2f}x",
+                f"{row.efficiency:.3f}",
+                f"{row.least_efficiency:.3f}",
+                f"{row.late_efficiency:.3f}",
+                "/".join(map(str, row.shares)),
+            )
+        )
+        last = row.place
+    return Table(headings, tuple(rows))
+
+
+def one(records: Iterable[Record], policy: str, *place: str) -> PolicyRow | None:
+    """Return the row of a policy at a place; ``None`` if it was not measured."""
+    found = [row for row in compared(records) if row.policy == policy and row.place == place]
+    return found[0] if found else None
+
+
+def speedups(records: Sequence[Record], policies: Iterable[str], *place: str) -> str | None:
+    """Return the speed-ups at a place in words; ``None`` without any."""
+    rows = [one(records, policy, *place) for policy in policies]
+    return ", ".join(f"`{row.policy}` {row.speedup:.2f}x" for row in rows if row) or None
+
+
+def bars(records: Iterable[Record]) -> Any:
+    """Draw the time of each policy at each place as a matplotlib figure."""
+    from matplotlib.figure import Figure
+
+    places: dict[Place, list[PolicyRow]] = {}
+    for row in compared(records):
+        places.setdefault(row.place, []).append(row)
+    lines = ceil(len(places) / 2)
+    figure = Figure(figsize=(11, 0.6 + 1.9 * lines), layout="constrained")
+    for axes in figure.subplots(lines, 2, squeeze=False).flat[len(places) :]:
+        axes.remove()
+    for axes, (place, rows) in zip(figure.axes, places.items(), strict=True):
+        colors = ["#E69F00" if row.policy == ADAPTIVE else "#0072B2" for row in rows]
+        axes.barh([row.policy for row in rows], [row.time_s for row in rows], color=colors)
+        axes.invert_yaxis()
+        axes.set_title(", ".join(place), fontsize=9, loc="left")
+        axes.tick_params(labelsize=7)
+        for number, row in enumerate(rows):
+            axes.text(row.time_s, number, f" {row.speedup:.2f}x", va="center", fontsize=7)
+    figure.supxlabel("training time in seconds (mean), speed-up over the equal split", fontsize=8)
+    return figure
