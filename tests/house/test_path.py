@@ -50,6 +50,7 @@ PATH = (
     "core.time_model.recent_steps",
     "core.policy",
     "core.policies.adaptive",
+    "core.policies.speed_averages",
     "core.policies.measured_splits",
     "core.time_model.pooling",
     "core.allocation.recurring_speeds",

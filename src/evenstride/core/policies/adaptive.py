@@ -23,6 +23,7 @@ from evenstride.core.arrays import IntArray, Mask
 from evenstride.core.fleet import Fleet, as_array, as_shares
 from evenstride.core.formatting import signed_part
 from evenstride.core.policies.measured_splits import Supervisor, fits
+from evenstride.core.policies.speed_averages import SpeedAverages
 from evenstride.core.policy import Decision, Keep, Move, Situation
 from evenstride.core.spec import check_settings, within
 from evenstride.core.time_model.observation import Measurements
@@ -96,6 +97,16 @@ class Adaptive:
         return AdaptiveState(), Move(equal_split(fleet), opening, False)
 
     def decide(self, state: AdaptiveState, situation: Situation) -> tuple[AdaptiveState, Decision]:
+        state, decision = self._by_curves(state, situation)
+        if not state.may_average(situation):
+            return replace(state, averages=state.averages.aside()), decision
+        averages, decision = state.averages.decide(situation, decision)
+        return replace(state, averages=averages), decision
+
+    def _by_curves(
+        self, state: AdaptiveState, situation: Situation
+    ) -> tuple[AdaptiveState, Decision]:
+        """Decide by the fitted curves, and by measured splits where these show more."""
         fleet, estimate = situation.fleet, situation.estimate
         if not estimate.known:
             unknown = fleet.workers[int(np.argmin(estimate.steps))].name
@@ -325,6 +336,17 @@ class AdaptiveState:
     # Whether the split is made for speeds that recur. Each split meets other speeds then, so that
     # measured steps of two of them say nothing about which one is better.
     recurs: bool = False
+    averages: SpeedAverages = field(default_factory=SpeedAverages)
+
+    def may_average(self, situation: Situation) -> bool:
+        """Whether average speeds may be followed: times depend on shares as the curves say."""
+        estimate = situation.estimate
+        known = estimate.known and len(estimate.recent.share) > 0
+        odd = self.idle.away or self.recurs or self.supervisor.overdrawn
+        # Averages change the split often. New shares must have proved to be free.
+        cost = estimate.firsts.cost
+        costly = cost.max(initial=0) > 0 or 2 * np.count_nonzero(cost < 0) <= len(cost)
+        return bool(known and not (odd or costly or estimate.seen.discoveries))
 
     def after(self, situation: Situation) -> AdaptiveState:
         # A worker that is left out or on trial makes steps longer on purpose.
