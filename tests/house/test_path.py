@@ -47,7 +47,6 @@ PATH = (
     "core.time_model.estimates",
     "core.time_model.curve_update",
     "core.time_model.wave_search",
-    "core.time_model.recent_steps",
     "core.policy",
     "core.policies.adaptive",
     "core.policies.speed_averages",

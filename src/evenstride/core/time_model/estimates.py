@@ -3,7 +3,7 @@
 `TimeModel` has only the mean curves. `CurveEstimates` has the two coefficients of each curve,
 ``t = fixed + share * slope``, with their covariance. Everything is stored in rows of
 one array, because at ten thousand workers small matrices dominate the cost. `Estimate` is all that
-a decision may use. `kalman` learns it, with `curve_update`, `share_times` and `recent_steps`.
+a decision may use. `kalman` learns it, with `curve_update` and `share_times`.
 """
 
 from __future__ import annotations

@@ -22,9 +22,15 @@ import numpy as np
 from evenstride.core.arrays import FloatArray, IntArray, Mask
 from evenstride.core.time_model.change_detection import Judgement, Residuals, judge
 from evenstride.core.time_model.curve_update import bent, observed
-from evenstride.core.time_model.estimates import Changes, CurveEstimates, Estimate, Firsts, Which
+from evenstride.core.time_model.estimates import (
+    Changes,
+    CurveEstimates,
+    Estimate,
+    Firsts,
+    RecentSteps,
+    Which,
+)
 from evenstride.core.time_model.observation import Measurements
-from evenstride.core.time_model.recent_steps import with_recent
 from evenstride.core.time_model.share_times import NewTimes, noted
 from evenstride.core.time_model.wave_search import with_waves
 
@@ -65,6 +71,9 @@ _NOISE_ALONE = 8
 _FEWEST_FRESH, _MEDIAN_SQUARE, _GUESS_STEPS = 3, 0.455, 2.0
 # Largest weight of a time that is not regarded as noise, in variances.
 _NOISE_FAR = 6.0
+# Steps whose times are kept: about two periods of the slowest change that is looked for. With more
+# workers none are kept: some of them are always slow, and decisions must stay cheap.
+_RECENT, _MOST_WITH_RECENT = 160, 128
 
 
 def learn_times(estimate: Estimate, measured: Measurements) -> Estimate:
@@ -481,3 +490,26 @@ def _noted(
     latest[w] = np.where(judged.jumped, np.nan, np.where(judged.held, latest[w], part))
     steps[w] += np.where(judged.held, 0, batch.steps)
     return replace(estimate, noise=noise, latest=latest, steps=steps)
+
+
+def with_recent(recent: RecentSteps, measured: Measurements) -> RecentSteps:
+    """Return the steps with new ones; ``measured`` has usable observations only.
+
+    Cost: ``O(n W)`` for copies.
+    """
+    workers = recent.share.shape[1]
+    if workers > _MOST_WITH_RECENT or not len(measured):
+        return recent
+    step = measured.step_of_times()
+    end = max(recent.end, int(step.max()) + 1)
+    # After a gap, as after a restart, earlier steps say nothing about what follows.
+    kept = recent if int(step.min()) <= recent.end + _RECENT else RecentSteps.none(workers)
+    first = max(end - _RECENT, kept.end - len(kept.share) if len(kept.share) else int(step.min()))
+    share, time_s = np.zeros((2, end - first, workers))
+    old = kept.share[max(len(kept.share) - (kept.end - first), 0) :]
+    share[: len(old)], time_s[: len(old)] = old, kept.time_s[len(kept.share) - len(old) :]
+    here = step >= first
+    at = step[here] - first, np.repeat(measured.worker, measured.steps)[here]
+    share[at] = np.repeat(measured.share, measured.steps)[here]
+    time_s[at] = measured.busy_s[here]
+    return RecentSteps(end, share, time_s)

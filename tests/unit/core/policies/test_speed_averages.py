@@ -14,8 +14,8 @@ from evenstride.core.policies import policy_from_spec
 from evenstride.core.policies.speed_averages import SpeedAverages
 from evenstride.core.policy import Decision, Keep, Move, Situation
 from evenstride.core.time_model.estimates import CurveEstimates, Estimate
+from evenstride.core.time_model.kalman import with_recent
 from evenstride.core.time_model.observation import Measurements, Observation
-from evenstride.core.time_model.recent_steps import with_recent
 from evenstride.sim.engine.lockstep import Simulation
 from tests.unit.sim.clusters import scenario
 

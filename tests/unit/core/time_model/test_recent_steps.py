@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from evenstride.core.time_model.estimates import RecentSteps
+from evenstride.core.time_model.kalman import with_recent
 from evenstride.core.time_model.observation import Measurements, Observation
-from evenstride.core.time_model.recent_steps import with_recent
 
 
 def seen(*rows: tuple[int, int, int, tuple[float, ...]]) -> Measurements:
