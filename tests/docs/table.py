@@ -274,6 +274,13 @@ NOT_RUN = {
     ),
     "evenstride launch --store-only --store 10.0.0.5:29400": MACHINES,
     "python benchmarks/soak.py --kills 100": "takes minutes; tests/faults has the same losses",
+    "python benchmarks/peers/compare_peers.py --prepare": NETWORK,
+    "python benchmarks/peers/compare_peers.py --minutes 40": (
+        "takes minutes and needs other systems; tests/unit/benchmarks tests what it computes"
+    ),
+    "python benchmarks/peers/compare_peers.py --page": (
+        "overwrites the page; a test in tests/unit/benchmarks compares it with the results"
+    ),
     "PYTHONPATH=src python benchmarks/gpu.py --out runs/gpu.json": "needs a GPU",
     "python -m examples.ions.run FOLDER --jobs 40 --ions 40 --replicas 16 --sweeps 40"
     " --trace aws-08-03-2023/us-west-2c_v100_1 --slots 3 --tick 3 --lease 12 --ranks 2": (
