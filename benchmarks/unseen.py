@@ -140,7 +140,11 @@ def _interference(plain: Plain, rng: Rng) -> None:
             period = max(2, round(slow / rng.uniform(0.2, 0.6)))
             event |= {"kind": "periodic", "period": period, "duty": min(1.0, slow / period)}
         else:
-            event |= {"kind": "bursty", "mean_steps": slow, "mean_gap": slow * rng.uniform(0.7, 3)}
+            event |= {
+                "kind": "bursty",
+                "mean_steps": slow,
+                "mean_gap": max(slow * rng.uniform(0.7, 3), 1.0),
+            }
         events.append(event)
     plain["events"] = events
 
