@@ -205,7 +205,7 @@ def test_a_rank_trains_cells_to_the_target_and_repeats_a_disturbed_one(
 ) -> None:
     monkeypatch.setattr(paper_ranks, "SIZE_S", 0.0)
     monkeypatch.setattr(paper_ranks, "PROBE_S", 0.0)
-    drifts = iter([0.5, 0.5, 0.0, 0.0, 0.5, 0.5])  # each is looked at twice
+    drifts = iter([0.5, 0.5, 0.0, 0.0, 0.5, 0.5])  # of each training, read twice
     monkeypatch.setattr(paper_ranks, "drift", lambda *_: next(drifts))
     dice = np.random.default_rng(0)
     x = dice.normal(size=(640, 4)).astype(np.float32)

@@ -9,25 +9,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from evenstride.core.fleet import Fleet, Shares, Worker
+from evenstride.core.fleet import Shares
 from evenstride.core.policies import policy_from_spec
 from evenstride.core.policies.speed_averages import SpeedAverages
 from evenstride.core.policy import Decision, Keep, Move, Situation
-from evenstride.core.time_model.estimates import CurveEstimates, Estimate
 from evenstride.core.time_model.kalman import with_recent
 from evenstride.core.time_model.observation import Measurements, Observation
 from evenstride.sim.engine.lockstep import Simulation
+from tests.unit.core.policies.test_measured_splits import EQUAL, FLEET, KNOWN
 from tests.unit.sim.clusters import scenario
 
-FLEET = Fleet(tuple(Worker(f"host/{rank}") for rank in range(3)), 30)
-EQUAL, LARGER = (10, 10, 10), (2, 14, 14)
+LARGER = (2, 14, 14)
 OWN = Keep("as the curves say")
-KNOWN = Estimate.unknown(3).knowing(
-    slice(None),
-    CurveEstimates.certain(np.zeros(3), np.full(3, 0.01)),
-    np.full(3, 0.02**2),
-    np.full(3, 9),
-)
 
 
 class Run:
