@@ -262,18 +262,9 @@ def test_nodes_of_unequal_speed_get_unequal_shares(tmp_path: Path) -> None:
     run("tests.integrations.ray_cluster", str(tmp_path), "unequal", deadline_s=CLUSTER_S)
     result = json.loads((tmp_path / "result.json").read_text())
     first = result["speeds"][result["returned"]["address"]]  # of rank 0's node
-    shares = result["returned"]["shares"]
-    fast, slow = shares if first == max(result["speeds"].values()) else shares[::-1]
-    assert fast > slow
-    # Speeds as they were, because other processes, and Ray's own on a node, take part of its limit.
-    first_s, second_s = times_per_sample(tmp_path / "unequal.jsonl")
-    assert shares[0] / shares[1] == pytest.approx(second_s / first_s, rel=0.5)
-
-
-def times_per_sample(trace: Path) -> list[float]:
-    """Return the busy time per sample of each worker of a run, after its first moves."""
-    work: list[list[tuple[int, float]]] = [[], []]
-    for seen in RunLog(trace).observations:
-        if seen.first_step >= 9:
-            work[seen.worker] += [(seen.share, busy_s) for busy_s in seen.busy_s]
-    return [sum(busy_s for _, busy_s in mine) / sum(share for share, _ in mine) for mine in work]
+    # Over the whole run, because other processes, and Ray's own on a node, slow single steps down.
+    samples = [0, 0]
+    for seen in RunLog(tmp_path / "unequal.jsonl").observations:
+        samples[seen.worker] += seen.share * len(seen.busy_s)
+    fast, slow = samples if first == max(result["speeds"].values()) else samples[::-1]
+    assert fast > 1.2 * slow
