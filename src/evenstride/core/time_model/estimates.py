@@ -60,8 +60,9 @@ class TimeModel:
         speed: current speed, shape ``(W,)``, above 0.
         quantum: samples of a wave, ``(W,)``: a share takes as long as one of whole waves. ``None``
             if every sample counts.
-        limits: largest share without a cliff, and the least time in seconds above it, ``(W,)``
-            both; ``None`` for no cliffs.
+        limits: largest share without a cliff, the smallest one measured above it, and the time of
+            that in seconds, ``(W,)`` each; ``None`` for no cliffs. Beyond, times grow in proportion
+            to the share.
     """
 
     fixed_s: FloatArray
@@ -69,7 +70,7 @@ class TimeModel:
     floor_s: FloatArray
     speed: FloatArray
     quantum: IntArray | None = None
-    limits: tuple[IntArray, FloatArray] | None = None
+    limits: tuple[IntArray, IntArray, FloatArray] | None = None
 
     @classmethod
     def affine(
@@ -90,7 +91,8 @@ class TimeModel:
         time_s = np.maximum(self.floor_s, linear) / self.speed
         if self.limits is None:
             return time_s
-        below, beyond_s = self.limits
+        below, slow, slow_s = self.limits
+        beyond_s = slow_s * np.maximum(shares / np.maximum(slow, 1), 1.0)
         return np.where(shares > below, np.maximum(time_s, beyond_s), time_s)
 
     def capacity(self, deadline_s: float) -> IntArray:
@@ -111,9 +113,23 @@ class TimeModel:
         if self.quantum is not None:
             share -= share % self.quantum
         if self.limits is not None:
-            below, beyond_s = self.limits
-            share = np.where(beyond_s > deadline_s, np.minimum(share, below), share)
+            share = self._below_cliffs(share, deadline_s)
         return share
+
+    def _below_cliffs(self, share: IntArray, deadline_s: float) -> IntArray:
+        """Return the shares, as far as workers with a cliff finish them by a deadline."""
+        assert self.limits is not None
+        below, slow, slow_s = self.limits
+        least_s = np.maximum(slow_s, 1e-300)
+        beyond = (deadline_s / least_s * slow).clip(0.0, _MOST_SAMPLES).astype(np.int64)
+        # Rounding may put the quotient on either side of a whole number.
+        for sample in (1, 0):
+            more = beyond + sample
+            beyond = np.where(
+                slow_s * (more / np.maximum(slow, 1)) <= deadline_s, more, more - 1
+            )
+        beyond = np.maximum(np.where(slow_s > deadline_s, 0, np.maximum(beyond, slow)), below)
+        return np.where(slow_s > 0, np.minimum(share, beyond), share)
 
     def _of(self, workers: IntArray) -> TimeModel:
         fixed_s, per_sample_s = self.fixed_s[workers], self.per_sample_s[workers]
@@ -369,13 +385,13 @@ class ShareTimes:
         return bool((self.quantum > 1).any())
 
     @property
-    def limits_s(self) -> tuple[IntArray, FloatArray] | None:
-        """The largest shares without a cliff, and the least seconds above them, ``(W,)`` both."""
+    def limits_s(self) -> tuple[IntArray, IntArray, FloatArray] | None:
+        """The limits of the times, as `TimeModel` has them."""
         limited = (self.limit[1] > 0) & (self.proof >= PROOF)
         if not limited.any():
             return None
         beyond_s = np.where(limited, np.exp(self.limit_level + self.slower), 0.0)
-        return self.limit[0], beyond_s
+        return self.limit[0], self.limit[1], beyond_s
 
     def trying(self, shares: IntArray) -> ShareTimes:
         """Return the record with cliffs above decided shares that have not been measured yet."""
@@ -430,7 +446,7 @@ class ShareTimes:
         limits = self.limits_s
         if limits is None:
             return np.zeros((3, len(self.steps)))
-        return np.where(limits[1] > 0, np.array([self.limit[0], self.limit[1], limits[1]]), 0.0)
+        return np.where(limits[2] > 0, np.array(limits), 0.0)
 
     def shaped(self, workers: IntArray, quanta: IntArray, cliffs: FloatArray) -> ShareTimes:
         """Return the record with the waves and cliffs of workers without entries."""
