@@ -92,7 +92,7 @@ class TimeModel:
         if self.limits is None:
             return time_s
         below, slow, slow_s = self.limits
-        beyond_s = slow_s * np.maximum(shares / np.maximum(slow, 1), 1.0)
+        beyond_s = slow_s * (shares / np.maximum(slow, 1))
         return np.where(shares > below, np.maximum(time_s, beyond_s), time_s)
 
     def capacity(self, deadline_s: float) -> IntArray:
@@ -128,7 +128,7 @@ class TimeModel:
             beyond = np.where(
                 slow_s * (more / np.maximum(slow, 1)) <= deadline_s, more, more - 1
             )
-        beyond = np.maximum(np.where(slow_s > deadline_s, 0, np.maximum(beyond, slow)), below)
+        beyond = np.maximum(beyond, below)
         return np.where(slow_s > 0, np.minimum(share, beyond), share)
 
     def _of(self, workers: IntArray) -> TimeModel:
@@ -390,8 +390,10 @@ class ShareTimes:
         limited = (self.limit[1] > 0) & (self.proof >= PROOF)
         if not limited.any():
             return None
-        beyond_s = np.where(limited, np.exp(self.limit_level + self.slower), 0.0)
-        return self.limit[0], self.limit[1], beyond_s
+        share, (level, _) = self.share[0], self.here
+        here = limited & (share > self.limit[0])
+        beyond_s = np.where(limited, np.exp(np.where(here, level, self.limit_level) + self.slower), 0.0)
+        return self.limit[0], np.where(here, share, self.limit[1]), beyond_s
 
     def trying(self, shares: IntArray) -> ShareTimes:
         """Return the record with cliffs above decided shares that have not been measured yet."""
