@@ -24,8 +24,6 @@ from evenstride.core.policy import Decision, Keep, Move, Situation
 from evenstride.core.time_model.estimates import Estimate
 from evenstride.core.time_model.observation import Measurements
 
-V1 = False
-V2 = V3 = False
 _RECENT = 16  # steps of a split that count
 # A split is worse, or better, if it is so by this many standard errors and this part of a step.
 _SURE_STD, _LEAST = 3.0, 0.005
@@ -221,12 +219,7 @@ class Departed:
             firsts = firsts + 1 if begin else 0
         longest_s = longest_s[begin:]
         each_s = np.maximum(seen.at_least_s(other.shares)[begin:], max(least_s, 1e-9))
-        if V3:
-            up=seen.busy_s[begin:]*np.maximum(1.0,other.shares/np.maximum(seen.shares,1))
-            cap=np.minimum(usual_s,up.max(axis=1))
-            more_s = longest_s - np.maximum(each_s, cap)
-        else:
-            more_s = longest_s - np.maximum(each_s, usual_s)
+        more_s = longest_s - np.maximum(each_s, usual_s)
         logs, least = np.log(longest_s), np.log(each_s)
         return cls(
             now,
@@ -288,6 +281,7 @@ class Hold:
     reason: str
     kept: Tried  # the split that is kept, as it was then.
     other: float  # logarithm of what a step took at the other split, in seconds.
+    # Whether it lasts until then even if speeds change, because the run has lost too much already.
     firm: bool = False
 
 
@@ -456,9 +450,7 @@ class Supervisor:
     def _waiting(self, estimate: Estimate) -> Supervisor:
         """Return the state after more steps of the split that is kept."""
         hold, better = self.hold, self.better
-        if hold is None or better is None or better.steps < 2:
-            return self
-        if V1 and (self.overdrawn or hold.firm):
+        if hold is None or hold.firm or better is None or better.steps < 2:
             return self
         part = 1.0 / min(better.steps, _ENOUGH) + 1.0 / min(hold.kept.steps, _ENOUGH)
         off = np.abs(np.log(np.maximum(better.each_s, 1e-9) / np.maximum(hold.kept.each_s, 1e-9)))
@@ -510,7 +502,8 @@ class Supervisor:
         least = _LEAST + _CHANGED / 2 * self.mistakes
         # A change of speed may come at the same time as a split.
         patience = int(_PATIENCE * self.changes)
-        for split, away in ((self.better, self.away), (self.equal, self.uneven)):
+        equal, better = (self.equal, self.uneven), (self.better, self.away)
+        for split, away in (equal,) if self.overdrawn else (better, equal):
             if split is None or away is None or as_shares(split.shares) == situation.shares:
                 continue
             # The curves have learned from the first slow steps, and what they led to has not been
@@ -523,8 +516,6 @@ class Supervisor:
                 off = away.storm(split, estimate, least, patience)
             if off is None and split is self.equal:
                 off = self._beyond_bound(away, split, estimate)
-            if off is not None and V2 and self.overdrawn and self.equal is not None and fits(self.equal.shares, situation.fleet) and self.uneven is not None:
-                return self._returned(self.equal, self.uneven, off, situation.step)
             if off is not None and fits(split.shares, situation.fleet):
                 return self._returned(split, away, off, situation.step)
         return None
@@ -546,10 +537,9 @@ class Supervisor:
         failures, debt_s = self.failures + 1, self.debt_s + max(away.cost_s, 0.0)
         which = "the equal split" if split is self.equal else "an earlier split"
         state = replace(self, better=split, away=away, failures=failures, debt_s=debt_s)
-        firm = V2 and self.overdrawn
         until = state._until(step, debt_s, failures)
         reason = f"steps measured {exp(off) - 1:.1%} longer at another split"
-        hold = Hold(step, until, reason, split, _mean(away.logs), firm)
+        hold = Hold(step, until, reason, split, _mean(away.logs), self.overdrawn)
         text = f"back to {which}: {reason}{self._balance()}"
         decision = Move(as_shares(split.shares), text, settled=False)
         return replace(state, hold=hold), decision
