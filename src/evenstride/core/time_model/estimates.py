@@ -125,9 +125,7 @@ class TimeModel:
         # Rounding may put the quotient on either side of a whole number.
         for sample in (1, 0):
             more = beyond + sample
-            beyond = np.where(
-                slow_s * (more / np.maximum(slow, 1)) <= deadline_s, more, more - 1
-            )
+            beyond = np.where(slow_s * (more / np.maximum(slow, 1)) <= deadline_s, more, more - 1)
         beyond = np.maximum(beyond, below)
         return np.where(slow_s > 0, np.minimum(share, beyond), share)
 
@@ -392,7 +390,9 @@ class ShareTimes:
             return None
         share, (level, _) = self.share[0], self.here
         here = limited & (share > self.limit[0])
-        beyond_s = np.where(limited, np.exp(np.where(here, level, self.limit_level) + self.slower), 0.0)
+        beyond_s = np.where(
+            limited, np.exp(np.where(here, level, self.limit_level) + self.slower), 0.0
+        )
         return self.limit[0], np.where(here, share, self.limit[1]), beyond_s
 
     def trying(self, shares: IntArray) -> ShareTimes:
