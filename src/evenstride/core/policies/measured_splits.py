@@ -462,8 +462,7 @@ class Supervisor:
         off = np.abs(np.log(np.maximum(better.each_s, 1e-9) / np.maximum(hold.kept.each_s, 1e-9)))
         changed = off > np.maximum(_CHANGED_STD * np.sqrt(estimate.noise * part), _CHANGED)
         slower = _mean(better.logs) > hold.other + _CHANGED_STD * _noise(estimate) * sqrt(part)
-        changes = better.steps >= _ENOUGH and changed.any() and not hold.firm
-        if slower or changes:
+        if slower or (better.steps >= _ENOUGH and changed.any() and not hold.firm):
             # A speed has changed, so the other split may be the better one now.
             mistakes, failures = self.mistakes + slower, max(0, self.failures - 1)
             state = replace(self, hold=None, debt_s=0.0, failures=failures, mistakes=mistakes)
@@ -509,10 +508,8 @@ class Supervisor:
         least = _LEAST + _CHANGED / 2 * self.mistakes
         # A change of speed may come at the same time as a split.
         patience = int(_PATIENCE * self.changes)
-        compared = [(self.better, self.away), (self.equal, self.uneven)]
-        if self.overdrawn and not self._gains():
-            del compared[0]
-        for split, away in compared:
+        better, equal = (self.better, self.away), (self.equal, self.uneven)
+        for split, away in (equal,) if self.overdrawn and not self._gains() else (better, equal):
             if split is None or away is None or as_shares(split.shares) == situation.shares:
                 continue
             # The curves have learned from the first slow steps, and what they led to has not been

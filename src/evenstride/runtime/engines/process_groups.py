@@ -12,8 +12,7 @@ import torch.distributed as dist
 
 from evenstride.runtime.store.store_channel import Channel
 
-# Looks in a row that find no other thread running, 10 ms apart; and the longest wait for them.
-_CALM, _MOST_WAIT_S = 3, 2.0
+_CALM = 3  # looks in a row that find no other thread running, 10 ms apart
 
 
 def take_down_group() -> None:
@@ -24,14 +23,14 @@ def take_down_group() -> None:
     dist.destroy_process_group()
 
 
-def let_threads_finish() -> None:
-    """Wait until no other thread of this process runs, for `_MOST_WAIT_S` at most.
+def let_threads_finish(most_s: float = 2.0) -> None:
+    """Wait until no other thread of this process runs, for ``most_s`` seconds at most.
 
     A thread of a process group takes the interpreter lock after each collective, to free its
     tensors. Once Python has begun to end, it ends such a thread in the midst of C++ code, which
     aborts the process. Only Linux shows which threads run; elsewhere this waits for 30 ms.
     """
-    until, calm = time.monotonic() + _MOST_WAIT_S, 0
+    until, calm = time.monotonic() + most_s, 0
     while calm < _CALM and time.monotonic() < until:
         time.sleep(0.01)  # without the interpreter lock
         calm = 0 if _another_runs() else calm + 1

@@ -72,8 +72,7 @@ def test_only_a_group_of_the_whole_world_is_split_from_that_of_a_device(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux shows which threads run")
-def test_a_program_ends_after_threads_that_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process_groups, "_MOST_WAIT_S", 60.0)
+def test_a_program_ends_after_threads_that_run() -> None:
     done = threading.Event()
 
     def work() -> None:
@@ -82,5 +81,5 @@ def test_a_program_ends_after_threads_that_run(monkeypatch: pytest.MonkeyPatch) 
         done.set()
 
     threading.Thread(target=work).start()
-    let_threads_finish()
+    let_threads_finish(60.0)
     assert done.is_set()
