@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 
 from evenstride.core.policy import Policy
 from evenstride.core.sync_modes.mode_specs import SyncMode
+from evenstride.runtime.engines.process_groups import let_threads_finish
 from evenstride.runtime.loading.loader_options import CostFn, DataLoaderOptions, LoaderOptions
 from evenstride.runtime.loading.streams import as_source
 from evenstride.runtime.rank_session import RankSession
@@ -511,3 +512,4 @@ class Stride:
 
     def _close_at_exit(self) -> None:
         self._session.close(at_exit=True)
+        let_threads_finish()

@@ -14,7 +14,6 @@ import operator
 import re
 import sys
 import sysconfig
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
@@ -392,9 +391,6 @@ def end_program(rank: int, max_steps: int | None) -> NoReturn:
             "ends here",
             max_steps,
         )
-    # Threads of the process group may still wait for the interpreter lock to free tensors. Python
-    # would end such a thread in the midst of C++ code, which aborts the process.
-    time.sleep(0.1)
     raise SystemExit(0)
 
 

@@ -127,7 +127,7 @@ class StepForecast:
         careful_s, bold_s = careful.best_split(now, now_s)[1], bold.best_split(now, now_s)[1]
         limits = seen.limits_s
         assert limits is not None, "some worker's cliff is sure"
-        at_risk_s = float(limits[1][open_to].max()) - careful_s
+        at_risk_s = float(limits[2][open_to].max()) - careful_s
         pays = waited * (careful_s - bold_s) > _FAILED_STEPS * at_risk_s
         return bold if pays else careful
 

@@ -281,6 +281,9 @@ class Hold:
     reason: str
     kept: Tried  # the split that is kept, as it was then.
     other: float  # logarithm of what a step took at the other split, in seconds.
+    # Whether the equal split is kept because the run has lost too much. Changes of speed do not end
+    # that, unless the equal split is the slower one for `_RECENT` steps.
+    firm: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -431,12 +434,15 @@ class Supervisor:
         hold = replace(self.hold, until=self._until(self.hold.begun, debt_s, self.failures))
         return replace(self, debt_s=debt_s, hold=hold)
 
+    def _gains(self) -> float:
+        """Return by what part steps of the equal split are longer than those of the best one."""
+        if self.equal is None or self.better is None:
+            return 0.0
+        return max(self.equal.step_s / self.better.step_s - 1.0, 0.0)
+
     def _spare(self) -> float:
         """Return the part of a step that may be spent on trials."""
-        if self.equal is None or self.better is None:
-            return _BUDGET
-        gain = max(self.equal.step_s / self.better.step_s - 1.0, 0.0)
-        return _BUDGET + min(_OF_GAIN * gain, _MOST_SPENT)
+        return _BUDGET + min(_OF_GAIN * self._gains(), _MOST_SPENT)
 
     def _until(self, step: int, debt_s: float, failures: int) -> int:
         """Return the step until which the shares stay."""
@@ -450,11 +456,13 @@ class Supervisor:
         hold, better = self.hold, self.better
         if hold is None or better is None or better.steps < 2:
             return self
+        if hold.firm and len(better.logs) < _RECENT:
+            return self
         part = 1.0 / min(better.steps, _ENOUGH) + 1.0 / min(hold.kept.steps, _ENOUGH)
         off = np.abs(np.log(np.maximum(better.each_s, 1e-9) / np.maximum(hold.kept.each_s, 1e-9)))
         changed = off > np.maximum(_CHANGED_STD * np.sqrt(estimate.noise * part), _CHANGED)
         slower = _mean(better.logs) > hold.other + _CHANGED_STD * _noise(estimate) * sqrt(part)
-        if slower or (better.steps >= _ENOUGH and changed.any()):
+        if slower or (better.steps >= _ENOUGH and changed.any() and not hold.firm):
             # A speed has changed, so the other split may be the better one now.
             mistakes, failures = self.mistakes + slower, max(0, self.failures - 1)
             state = replace(self, hold=None, debt_s=0.0, failures=failures, mistakes=mistakes)
@@ -500,7 +508,8 @@ class Supervisor:
         least = _LEAST + _CHANGED / 2 * self.mistakes
         # A change of speed may come at the same time as a split.
         patience = int(_PATIENCE * self.changes)
-        for split, away in ((self.better, self.away), (self.equal, self.uneven)):
+        better, equal = (self.better, self.away), (self.equal, self.uneven)
+        for split, away in (equal,) if self.overdrawn and not self._gains() else (better, equal):
             if split is None or away is None or as_shares(split.shares) == situation.shares:
                 continue
             # The curves have learned from the first slow steps, and what they led to has not been
@@ -536,7 +545,8 @@ class Supervisor:
         state = replace(self, better=split, away=away, failures=failures, debt_s=debt_s)
         until = state._until(step, debt_s, failures)
         reason = f"steps measured {exp(off) - 1:.1%} longer at another split"
-        hold = Hold(step, until, reason, split, _mean(away.logs))
+        firm = self.overdrawn and split is self.equal
+        hold = Hold(step, until, reason, split, _mean(away.logs), firm)
         text = f"back to {which}: {reason}{self._balance()}"
         decision = Move(as_shares(split.shares), text, settled=False)
         return replace(state, hold=hold), decision

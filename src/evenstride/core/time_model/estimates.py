@@ -35,6 +35,7 @@ _NOISE_FIRST = 0.09**2
 _ENTRIES = 12  # stored shares of each worker; the longest unused one is replaced
 # Prior of the noise of one step at a share, and the number of steps for which it counts.
 _SHARE_NOISE, _SHARE_NOISE_STEPS = 0.03**2, 4.0
+_NO_TIME_S = 1e-300  # beyond a cliff that a worker does not have
 # A sample beyond a bend costs at most so many before it; if it costs more, there is a cliff.
 _BEND = 4.0
 PROOF = 2
@@ -60,8 +61,8 @@ class TimeModel:
         speed: current speed, shape ``(W,)``, above 0.
         quantum: samples of a wave, ``(W,)``: a share takes as long as one of whole waves. ``None``
             if every sample counts.
-        limits: largest share without a cliff, and the least time in seconds above it, ``(W,)``
-            both; ``None`` for no cliffs.
+        limits: largest share without a cliff, one above it, and the seconds of that one, ``(W,)``
+            each; others above it take as long per sample. ``None`` for no cliffs.
     """
 
     fixed_s: FloatArray
@@ -69,7 +70,7 @@ class TimeModel:
     floor_s: FloatArray
     speed: FloatArray
     quantum: IntArray | None = None
-    limits: tuple[IntArray, FloatArray] | None = None
+    limits: tuple[IntArray, IntArray, FloatArray] | None = None
 
     @classmethod
     def affine(
@@ -90,8 +91,8 @@ class TimeModel:
         time_s = np.maximum(self.floor_s, linear) / self.speed
         if self.limits is None:
             return time_s
-        below, beyond_s = self.limits
-        return np.where(shares > below, np.maximum(time_s, beyond_s), time_s)
+        below, slow, slow_s = self.limits
+        return np.where(shares > below, np.maximum(time_s, slow_s * (shares / slow)), time_s)
 
     def capacity(self, deadline_s: float) -> IntArray:
         """Return per worker the largest share whose time is at most ``deadline_s``.
@@ -111,8 +112,11 @@ class TimeModel:
         if self.quantum is not None:
             share -= share % self.quantum
         if self.limits is not None:
-            below, beyond_s = self.limits
-            share = np.where(beyond_s > deadline_s, np.minimum(share, below), share)
+            below, slow, slow_s = self.limits
+            beyond = (deadline_s / slow_s * slow).clip(0.0, _MOST_SAMPLES).astype(np.int64) + 1
+            for _ in range(2):  # rounding may put the quotient on either side of a whole number
+                beyond -= slow_s * (beyond / slow) > deadline_s
+            share = np.minimum(share, np.maximum(beyond, below))
         return share
 
     def _of(self, workers: IntArray) -> TimeModel:
@@ -369,13 +373,15 @@ class ShareTimes:
         return bool((self.quantum > 1).any())
 
     @property
-    def limits_s(self) -> tuple[IntArray, FloatArray] | None:
-        """The largest shares without a cliff, and the least seconds above them, ``(W,)`` both."""
+    def limits_s(self) -> tuple[IntArray, IntArray, FloatArray] | None:
+        """The limits of the times, as `TimeModel` has them."""
         limited = (self.limit[1] > 0) & (self.proof >= PROOF)
         if not limited.any():
             return None
-        beyond_s = np.where(limited, np.exp(self.limit_level + self.slower), 0.0)
-        return self.limit[0], beyond_s
+        here = limited & (self.share[0] > self.limit[0])
+        slow = np.where(here, self.share[0], np.maximum(self.limit[1], 1))
+        slow_s = np.exp(np.where(here, self.here[0], self.limit_level) + self.slower)
+        return self.limit[0], slow, np.where(limited, slow_s, _NO_TIME_S)
 
     def trying(self, shares: IntArray) -> ShareTimes:
         """Return the record with cliffs above decided shares that have not been measured yet."""
@@ -427,10 +433,8 @@ class ShareTimes:
 
         ``(3, W)``, 0 without a cliff.
         """
-        limits = self.limits_s
-        if limits is None:
-            return np.zeros((3, len(self.steps)))
-        return np.where(limits[1] > 0, np.array([self.limit[0], self.limit[1], limits[1]]), 0.0)
+        limits = np.array(self.limits_s or np.zeros((3, len(self.steps))))
+        return np.where(limits[2] > _NO_TIME_S, limits, 0.0)
 
     def shaped(self, workers: IntArray, quanta: IntArray, cliffs: FloatArray) -> ShareTimes:
         """Return the record with the waves and cliffs of workers without entries."""
@@ -576,8 +580,6 @@ class Estimate:
 def _model(estimate: Estimate) -> TimeModel:
     seen, line = estimate.seen, TimeModel.affine(estimate.now.fixed_s, estimate.now.per_sample_s)
     quantum, limits = seen.quantum if seen.has_waves else None, seen.limits_s
-    if quantum is None and limits is None:
-        return line
     return replace(line, quantum=quantum, limits=limits)
 
 

@@ -3,21 +3,48 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import torch.distributed as dist
 
 from evenstride.runtime.store.store_channel import Channel
 
+_CALM = 3  # looks in a row that find no other thread running, 10 ms apart
+
 
 def take_down_group() -> None:
     """Destroy the default process group."""
     # In torch 2.6 the destructor joins the group's threads while it holds the interpreter lock.
-    # Such a thread may wait for the lock in order to free a tensor: a deadlock. Releasing the lock
-    # for a moment avoids it.
-    time.sleep(0.01)
+    # Such a thread may wait for the lock in order to free a tensor: a deadlock.
+    let_threads_finish()
     dist.destroy_process_group()
+
+
+def let_threads_finish(most_s: float = 2.0) -> None:
+    """Wait until no other thread of this process runs, for ``most_s`` seconds at most.
+
+    A thread of a process group takes the interpreter lock after each collective, to free its
+    tensors. Once Python has begun to end, it ends such a thread in the midst of C++ code, which
+    aborts the process. Only Linux shows which threads run; elsewhere this waits for 30 ms.
+    """
+    until, calm = time.monotonic() + most_s, 0
+    while calm < _CALM and time.monotonic() < until:
+        time.sleep(0.01)  # without the interpreter lock
+        calm = 0 if _another_runs() else calm + 1
+
+
+def _another_runs() -> bool:
+    own = str(threading.get_native_id())
+    for task in Path("/proc/self/task").glob("*"):
+        with contextlib.suppress(OSError):  # a thread that has just ended
+            # The state follows the name, which may contain any character.
+            state = (task / "stat").read_text().rpartition(")")[2].split()[0]
+            if task.name != own and state in "RD":
+                return True
+    return False
 
 
 def own_group(

@@ -352,11 +352,22 @@ def test_discoveries_do_not_end_the_wait_of_a_run_that_has_lost_too_much() -> No
     assert AdaptiveState(supervisor=tried).after(situation).supervisor.hold is not None
 
 
+def test_a_change_of_speed_does_not_end_the_wait_of_a_run_that_has_lost_too_much() -> None:
+    run = Run()
+    _lost(run)
+
+    run.at(EQUAL, *[(0.04, 0.05, 0.1)] * 40)
+
+    assert run.state.hold is not None
+
+
 def test_nothing_was_lost_if_the_equal_split_has_become_slower() -> None:
     run = Run()
     _lost(run)
 
-    run.at(EQUAL, *[(3.0, 3.0, 3.0)] * 3)
+    run.at(EQUAL, *[(3.0, 3.0, 3.0)] * 15)
+    assert run.state.hold is not None, "it may be a slow spell"
+    run.at(EQUAL, (3.0, 3.0, 3.0))
 
     assert run.state.hold is None
     assert run.state.regret_s <= 0

@@ -28,9 +28,12 @@ def test_two_steps_far_above_the_curve_show_a_cliff() -> None:
     after = _after(CALM, (60, 1.4), (60, 1.4))
 
     assert _at(after, 50) == pytest.approx(0.24, rel=0.02)
-    assert _at(after, 51) == pytest.approx(1.4, rel=0.02)
+    # Beyond it, times are in proportion to the share.
+    assert _at(after, 51) == pytest.approx(1.4 * 51 / 60, rel=0.02)
+    assert _at(after, 120) == pytest.approx(2.8, rel=0.02)
     assert after.model.capacity(1.0).tolist() == [50]
-    assert after.model.capacity(1.5).tolist() > [60]
+    assert after.model.capacity(1.5).tolist() == [64]
+    assert after.model.capacity(2.8001).tolist() == [120]
 
 
 def test_one_such_step_is_not_enough_for_a_worker_alone() -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import sys
+import threading
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -11,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from evenstride.runtime.engines import process_groups
-from evenstride.runtime.engines.process_groups import own_group
+from evenstride.runtime.engines.process_groups import let_threads_finish, own_group
 
 GROUP = cast(Any, object())
 CHANNEL = cast(Any, SimpleNamespace(timeout=3))
@@ -66,3 +69,17 @@ def test_only_a_group_of_the_whole_world_is_split_from_that_of_a_device(
 
     assert bound == [torch.device("cuda", 3) if split else None]
     assert world.bound_device_id == torch.device("cuda", 3), "as the user has made it"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux shows which threads run")
+def test_a_program_ends_after_threads_that_run() -> None:
+    done = threading.Event()
+
+    def work() -> None:
+        for _ in range(10):  # without the interpreter lock, as the threads of a process group
+            hashlib.sha256(bytes(10**7))
+        done.set()
+
+    threading.Thread(target=work).start()
+    let_threads_finish(60.0)
+    assert done.is_set()
