@@ -37,7 +37,7 @@ def evaluated_between_epochs(
     module = net()
     model = stride.watch(module)
     optimizer = torch.optim.SGD(module.parameters(), lr=0.01)
-    passes, shares, trained = [one_pass(stride, validation)], set(), []
+    passes, shares, trained = [one_pass(stride, validation)], set[tuple[int, ...]](), list[int]()
     while len(trained) < epochs or (
         policy == "dynamic-batching" and not stride.mean(float(len(shares) > 1), 1.0)
     ):
