@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from torch.utils.data import Dataset, Subset, TensorDataset, random_split
 
@@ -76,10 +77,13 @@ def alike(rank: int) -> dict[str, Any]:
 
 
 def offered(rank: int, name: str, train: bool, workers: int) -> tuple[str, str]:
-    """Return what a rank hears of data that is another on each rank."""
+    """Return what a rank hears of data that is another on each rank, with time enough to look."""
     stride = evenstride.Stride(global_batch=8)
     data = different(rank)[name]
-    answer = raised(lambda: stride.loader(data, train=train, num_workers=workers))
+    with pytest.MonkeyPatch.context() as patch:
+        for limit in ("_BUDGET_S", "_TOO_SLOW_S"):
+            patch.setattr(f"evenstride.runtime.loading.loader_agreement.{limit}", 60.0)
+        answer = raised(lambda: stride.loader(data, train=train, num_workers=workers))
     stride.close()
     return answer
 

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import evenstride
-from tests.multiproc.loops import burn
+from tests.multiproc.loops import PrescribedTimes, burn
 from tests.multiproc.training import net, rows
 
 
@@ -66,6 +66,7 @@ def evaluated(rank: int, plan: dict[str, Any]) -> list[dict[str, Any]]:
 def evaluated_while_training(rank: int, epochs: int) -> dict[str, Any]:
     """Evaluate after every fourth step of a run whose shares change."""
     stride = evenstride.Stride(global_batch=24, policy="adaptive")
+    PrescribedTimes(stride, 0.001 * (1 + rank))
     loader, validation = stride.loader(rows(120)), stride.loader(rows(50), train=False)
     training = Training(stride, rank)
     passes, trained, shares = [], [], set()

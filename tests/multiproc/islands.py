@@ -16,13 +16,12 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import evenstride
-from tests.multiproc.loops import burn
+from tests.multiproc.loops import PrescribedTimes, burn
 from tests.multiproc.refusals import raised
 from tests.multiproc.sharded import RATE, Layout, Net, flat, sharded
 from tests.multiproc.training import Loop, rows
 
-# Matrix products per sample; some 2 ms.
-WORK = 30
+WORK = 7  # matrix products per sample; some 0.5 ms.
 PAIRS = Layout(mesh=(2, 2))
 LENGTH = 290  # of data that keeps to its rank
 
@@ -50,13 +49,14 @@ def mesh_of(*ranks: int) -> DeviceMesh:
 
 
 def balanced(rank: int, loop: Loop, layout: Layout, slow: tuple[int, ...]) -> Balanced:
-    """Train on islands, the ranks in ``slow`` with four times the work in each sample."""
+    """Train on islands, the ranks in ``slow`` with four times the time for each sample."""
     reported = _LogTexts()
     logging.getLogger("evenstride").addHandler(reported)
     group = mesh_of(*layout.mesh)["shard"].get_group()
     stride = evenstride.Stride(global_batch=loop.batch, policy=loop.policy, shard_group=group)
+    PrescribedTimes(stride, 0.004 if rank in slow else 0.001)
     try:
-        gradients, shares = _train(stride, loop, layout, WORK * (4 if rank in slow else 1))
+        gradients, shares = _train(stride, loop, layout)
         workers = [(worker.name, worker.share) for worker in stride.summary().workers]
         return Balanced(gradients, shares, workers, reported.sentences)
     finally:
@@ -65,7 +65,7 @@ def balanced(rank: int, loop: Loop, layout: Layout, slow: tuple[int, ...]) -> Ba
 
 
 def _train(
-    stride: evenstride.Stride, loop: Loop, layout: Layout, per_sample: int
+    stride: evenstride.Stride, loop: Loop, layout: Layout
 ) -> tuple[list[list[float]], list[tuple[int, ...]]]:
     loader = stride.loader(rows(loop.length))
     model = stride.watch(sharded(Net(layout, torch.float64), layout))
@@ -74,7 +74,6 @@ def _train(
     shares: list[tuple[int, ...]] = []
     while True:
         for _, x, y in loader:
-            burn(128, per_sample * len(x))
             stride.scale(nn.functional.mse_loss(model(x), y)).backward()  # type: ignore[no-untyped-call]
             gradients.append(flat(model))
             optimizer.step()
@@ -100,7 +99,7 @@ def kept(rank: int, how: str) -> list[list[int]]:
     while stride.epoch < 2:
         epoch = stride.epoch
         for ids, x, y in loader:
-            burn(128, WORK // 4 * (1 + 3 * (rank > 1)) * len(x))
+            burn(128, WORK * (1 + 3 * (rank > 1)) * len(x))
             stride.scale(nn.functional.mse_loss(model(x), y)).backward()  # type: ignore[no-untyped-call]
             model.zero_grad()
             epochs[epoch] += ids.tolist() if stride.samples else []

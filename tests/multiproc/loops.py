@@ -33,6 +33,25 @@ class KeptSteps(list[StepRecord]):
         self._onwards.append(record)
 
 
+class PrescribedTimes(list[StepRecord]):
+    """Reports the steps of a rank with the times that they are to have, whatever they took.
+
+    Args:
+        stride: of the rank.
+        sample_s: seconds of each sample.
+        step_s: seconds of each step besides.
+    """
+
+    def __init__(self, stride: evenstride.Stride, sample_s: float, step_s: float = 0.0) -> None:
+        timer = session(stride).state.clock.timer
+        self._onwards, self._sample_s, self._step_s = timer.finished, sample_s, step_s
+        timer.report_to(self)
+
+    def append(self, record: StepRecord, /) -> None:
+        busy_s = self._step_s + self._sample_s * record.share
+        self._onwards.append(record._replace(busy_s=busy_s, wait_s=0.0))
+
+
 def burn(size: int, times: int) -> float:
     """Do real work and return how long it took, in seconds."""
     a = torch.ones(size, size)

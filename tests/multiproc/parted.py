@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import evenstride
-from tests.multiproc.loops import burn
+from tests.multiproc.loops import PrescribedTimes
 from tests.multiproc.training import flat, net, rows
 
 BATCH, LENGTH = 24, 250
@@ -33,6 +33,7 @@ def train(rank: int, plan: dict[str, Any]) -> dict[str, Any]:
 
 def _train(rank: int, plan: dict[str, Any]) -> dict[str, Any]:
     stride = evenstride.Stride(global_batch=BATCH, policy=plan["policy"])
+    PrescribedTimes(stride, 0.001 * (1 + 3 * rank))  # so that an adaptive policy moves samples
     if plan.get("state") is not None:
         stride.load_state_dict(plan["state"])
     loader = stride.loader(
@@ -47,7 +48,6 @@ def _train(rank: int, plan: dict[str, Any]) -> dict[str, Any]:
     steps: list[dict[str, Any]] = [{"ids": []}]
     while stride.epoch < plan["epochs"] and len(steps) <= plan.get("stop", 10**6):
         for ids, x, y in loader:
-            burn(64, 30 * len(x) * (1 + 3 * rank))  # so that an adaptive policy has something to do
             with stride.accumulate(model):
                 loss = nn.functional.mse_loss(model(x), y)
                 stride.scale(loss).backward()  # type: ignore[no-untyped-call]

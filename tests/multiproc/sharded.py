@@ -21,11 +21,10 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.utils.data import TensorDataset
 
 import evenstride
-from evenstride.core.time_model.observation import median
 from evenstride.runtime.engines.fsdp import gathered, island_of
 from evenstride.runtime.timing.step_timer import StepTimer
 from tests.inside import session
-from tests.multiproc.loops import KeptSteps, burn
+from tests.multiproc.loops import KeptSteps, burn, quartile
 from tests.multiproc.training import FEATURES, Loop, rows
 from tests.order import epoch_order
 
@@ -313,8 +312,8 @@ class Burning(nn.Linear):
 
 def timed(
     rank: int, policy: str, layout: Layout, *, counted: bool = True, ahead: bool = False
-) -> tuple[float, float, list[float]]:
-    """Return the median work of this rank in a step, its busy time over it, and all busy times.
+) -> tuple[float, list[float]]:
+    """Return the busy time of this rank in a step over its work, and all busy times in seconds.
 
     The work is as long for the smallest share whatever that is, and grows with the share.
 
@@ -326,9 +325,8 @@ def timed(
         ahead: whether gathering is started early, and waited for later.
 
     Returns:
-        The first quartile over the steps of busy time by work is the second number: both are of
-        the same step, so that whatever else runs on the machine slows both. The others are in
-        seconds.
+        The first number is the first quartile over the steps: both times are of the same step, so
+        that whatever else runs on the machine slows both.
     """
     stride = evenstride.Stride(global_batch=20, policy=policy)
     records = KeptSteps(session(stride).state.clock.timer.finished)
@@ -353,9 +351,7 @@ def timed(
         work_s.append(sum(layer.took_s for layer in layers))
     stride.close()
     warm = [r for r in records if r.step >= 2]
-    parts = sorted(r.busy_s / work_s[r.step] for r in warm)
-    busy_s = [r.busy_s for r in warm]
-    return median(tuple(work_s[r.step] for r in warm)), parts[len(parts) // 4], busy_s
+    return quartile([r.busy_s / work_s[r.step] for r in warm]), [r.busy_s for r in warm]
 
 
 class Training:

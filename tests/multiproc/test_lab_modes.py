@@ -39,7 +39,16 @@ COMMAND = "from evenstride.cli.main import main; main()"
 @pytest.mark.timeout(180)
 def test_modes_run_under_limits_and_are_reported_by_time(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
-    options = ["--speeds", "0.4,0.4", "--sync", "bsp,asp", "--policies", "uniform", "--steps", "30"]
+    options = [
+        "--speeds",
+        "0.4,0.4",
+        "--sync",
+        "bsp,asp",
+        "--policies",
+        "uniform",
+        "--steps",
+        "300",
+    ]
     more = ["--repeats", "1", "--no-calibrate", "--json", "--out", "runs", "--", "train.py"]
 
     done = subprocess.run(
@@ -60,7 +69,8 @@ def test_modes_run_under_limits_and_are_reported_by_time(tmp_path: Path) -> None
     assert free["staleness"][1] >= 1
     for run in reported["runs"]:
         assert run["shares"] == [16, 16]
-        periods = [16 / worker["period_s"] for worker in run["workers"]]
-        assert run["samples_per_s"] == pytest.approx(sum(periods), rel=0.3)
+        # Of the same steps, so these agree however unevenly the workers get on.
+        rates = [16 / worker["period_s"] for worker in run["workers"]]
+        assert run["samples_per_s"] == pytest.approx(sum(rates))
     assert "note: asp: The gradient is not exact" in done.stderr
     assert (tmp_path / "runs" / "asp-uniform-1" / "trace.jsonl").is_file()

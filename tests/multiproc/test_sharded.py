@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from evenstride.core.time_model.observation import median
 from evenstride.testing import RankPool
+from tests.multiproc.loops import quartile
 from tests.multiproc.sharded import (
     Layout,
     Net,
@@ -129,8 +129,8 @@ TIMED = {
 
 def _times(
     ranks: RankPool, layout: Layout, policy: str, how: dict[str, bool]
-) -> list[tuple[float, float, list[float]]]:
-    measured: list[tuple[float, float, list[float]]] = ranks.run(
+) -> list[tuple[float, list[float]]]:
+    measured: list[tuple[float, list[float]]] = ranks.run(
         with_options, math.prod(layout.mesh), timed, policy, layout, how
     )
     return measured
@@ -146,8 +146,7 @@ def with_options(rank: int, fn: Any, policy: str, layout: Layout, how: dict[str,
 def test_busy_times_differ_as_the_work_does(ranks: RankPool, name: str) -> None:
     measured = _times(ranks, *TIMED[name])
 
-    (little_s, by_little, _), (much_s, by_much, _) = measured[0], measured[-1]
-    assert much_s > 1.5 * little_s, "the ranks' work is far from equal"
+    (by_little, _), (by_much, _) = measured[0], measured[-1]
     assert by_little <= 1.5 * by_much, "the ratio of busy times is the ratio of work"
     assert min(by_little, by_much) >= 1.0, "no work is regarded as waiting"
 
@@ -158,10 +157,10 @@ def test_without_counting_all_ranks_look_equally_busy(ranks: RankPool) -> None:
 
     measured = _times(ranks, layout, policy, {"counted": False})
 
-    (_, by_little, little_s), (_, by_much, much_s) = measured
+    (by_little, little_s), (by_much, much_s) = measured
     assert by_little > 1.5 * by_much
-    same = [little / much for little, much in zip(little_s, much_s, strict=True)]  # of each step
-    assert median(tuple(same)) == pytest.approx(1.0, rel=0.3)
+    off = [abs(little / much - 1.0) for little, much in zip(little_s, much_s, strict=True)]
+    assert quartile(off) < 0.3, "in the steps that nothing else disturbs"
 
 
 def test_a_state_of_four_ranks_goes_on_with_three_and_two(ranks: RankPool, tmp_path: Path) -> None:

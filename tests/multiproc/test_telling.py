@@ -12,7 +12,7 @@ from evenstride.testing import RankPool
 from evenstride.trace.read import read_records
 from tests.messages import check_message
 from tests.multiproc.refusals import settings
-from tests.multiproc.telling import burdened, in_own_steps, reported
+from tests.multiproc.telling import METRICS, burdened, in_own_steps, reported
 
 
 def test_rank_0_reports_on_all_ranks(ranks: RankPool, tmp_path: Path) -> None:
@@ -24,7 +24,7 @@ def test_rank_0_reports_on_all_ranks(ranks: RankPool, tmp_path: Path) -> None:
     assert (len(leading["sinks"]), other["sinks"]) == (2, [])
     with path.open(newline="") as file:
         rows = list(csv.DictReader(file))
-    for metric in ("worker_share_samples", "worker_busy_seconds", "worker_wait_seconds"):
+    for metric in METRICS:
         labels = {row["label"] for row in rows if row["metric"] == metric}
         assert labels == set(leading["names"]), metric
         assert f"evenstride_{metric}" in leading["pages"][0]
@@ -33,7 +33,8 @@ def test_rank_0_reports_on_all_ranks(ranks: RankPool, tmp_path: Path) -> None:
         len(shares) // 2
     )
     means = [(row["step"], row["value"]) for row in rows if row["label"] == "loss"]
-    assert means == [("20", "0.5"), ("40", "0.5")]
+    assert means == [(str(20 * epoch), "0.5") for epoch in range(1, len(means) + 1)]
+    assert len(means) >= 2
 
 
 def test_a_port_in_use_is_refused_on_every_rank(ranks: RankPool) -> None:
@@ -57,19 +58,19 @@ def test_an_invalid_sink_on_one_rank_is_refused_on_all(ranks: RankPool) -> None:
 
 
 @pytest.mark.alone
-def test_a_rank_that_has_more_to_do_for_each_sample_is_named_once(
+@pytest.mark.timeout(420)  # for a worker is named only after it was slow for a while
+def test_a_rank_that_has_more_to_do_for_each_sample_is_named(
     ranks: RankPool, tmp_path: Path
 ) -> None:
     leading, other = ranks.run(burdened, 2, str(tmp_path), 20, timeout_s=400.0)
 
     named = [text for text in leading["log"] if "runs at" in text and "/1 " in text]
     alerts = [r for r in read_records(tmp_path) if r["kind"] == "alert"]
-    (alert,) = [a for a in alerts if a["alert"] == "slow" and a["worker"].endswith("/1")]
+    slow = [a for a in alerts if a["alert"] == "slow" and a["worker"].endswith("/1")]
 
-    assert leading["since"] > 0
-    assert named == [f"step {alert['step']}: {alert['reason']}"]
+    assert named == [f"step {alert['step']}: {alert['reason']}" for alert in slow]
     assert not [text for text in other["log"] if "runs at" in text], "the leader names"
-    assert alert["step"] > leading["since"]
+    alert = next(a for a in slow if a["step"] > leading["since"] > 0)
     assert alert["speed"] < 0.7
     assert alert["now_s"] > alert["better_s"] > 0
     assert alert["costs_s"] > 0

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 
 import evenstride
 from tests.multiproc.evaluating import one_pass
+from tests.multiproc.loops import PrescribedTimes
 from tests.multiproc.training import net, rows
 
 
@@ -21,24 +22,27 @@ def evaluated_between_epochs(
 ) -> dict[str, Any]:
     """Return this rank's passes over a data set, one before each epoch and one at the end.
 
+    Goes on until the shares of a dynamic policy have moved; the pool has a deadline.
+
     Args:
         rank: of this process.
         policy: of the split.
-        work: multiplications per sample on each rank, which make its speed.
+        work: of a sample on each rank, in units of 0.1 ms.
         length: samples of the data set that is evaluated.
-        epochs: how many.
+        epochs: how many at least.
     """
     stride = evenstride.Stride(global_batch=24, policy=policy, sync="asp")
+    PrescribedTimes(stride, 1e-4 * work[rank], step_s=1e-3)
     loader, validation = stride.loader(rows(240)), stride.loader(rows(length), train=False)
-    module, heavy = net(), torch.ones(64, 64)
+    module = net()
     model = stride.watch(module)
     optimizer = torch.optim.SGD(module.parameters(), lr=0.01)
-    passes, shares, trained = [one_pass(stride, validation)], set(), []
-    for _ in range(epochs):
+    passes, shares, trained = [one_pass(stride, validation)], set[tuple[int, ...]](), list[int]()
+    while len(trained) < epochs or (
+        policy == "dynamic-batching" and not stride.mean(float(len(shares) > 1), 1.0)
+    ):
         mine = 0
         for ids, x, y in loader:
-            for _ in range(work[rank] * len(ids)):
-                heavy = (heavy @ heavy).clamp(-1, 1)
             stride.scale(F.mse_loss(model(x), y)).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             optimizer.zero_grad()
