@@ -18,7 +18,6 @@ import json
 import os
 import signal
 import sys
-import time
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -58,14 +57,12 @@ def leave_while_saving(checkpoint: Any, rank: int, fate: str) -> None:
     ties.complete = completed
 
 
-def timed(call: Any, *arguments: Any) -> tuple[str, float]:
-    """Return what a call came to, and the seconds that it took."""
-    begun_s = time.monotonic()
+def outcome(call: Any, *arguments: Any) -> str:
+    """Return what a call came to."""
     try:
-        answer = str(call(*arguments))
+        return str(call(*arguments))
     except evenstride.WorkerLost as lost:
-        answer = f"WorkerLost: {lost}"
-    return answer, time.monotonic() - begun_s
+        return f"WorkerLost: {lost}"
 
 
 def await_other(rank: int) -> None:
@@ -105,14 +102,12 @@ def main(folder: Path, fate: str) -> None:
                 checkpoint.step()
             if rank == 1 and fate == "evaluating":
                 os.kill(os.getpid(), SIGNALS[fate])
-            saved, saved_s = timed(checkpoint.save)
+            saved = outcome(checkpoint.save)
             if rank == 1 and fate == "averaging":
                 os.kill(os.getpid(), SIGNALS[fate])
-            mean, mean_s = timed(stride.mean, 1.0, 1)
+            mean = outcome(stride.mean, 1.0, 1)
             seen = [i for ids, _ in validation for i in ids.tolist()]
-            ends.append(
-                {"save": saved, "save_s": saved_s, "mean": mean, "mean_s": mean_s, "seen": seen}
-            )
+            ends.append({"save": saved, "mean": mean, "seen": seen})
     checkpoint.close()
     (folder / f"end-{rank}.json").write_text(json.dumps(ends))
     await_other(rank)

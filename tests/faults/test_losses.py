@@ -77,7 +77,7 @@ def test_every_survivor_names_the_lost_rank_in_one_line(
 def test_under_an_elastic_launcher_survivors_of_a_hung_rank_end_by_themselves(
     tmp_path: Path,
 ) -> None:
-    elastic = {"TORCHELASTIC_RUN_ID": "job", "EVENSTRIDE_SILENT_S": "2"}
+    elastic = {"TORCHELASTIC_RUN_ID": "job", "EVENSTRIDE_SILENT_S": "6"}
 
     logs = _survivors_logs(tmp_path, ["stopped", "1", "25", "3600"], 1, **elastic)
 
