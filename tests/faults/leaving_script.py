@@ -2,8 +2,7 @@
 
 leaving_script.py FOLDER FATE: what becomes of rank 1, of three:
 
-* notified: SIGTERM in its third step;
-* stopped: SIGSTOP in its third step;
+* notified, stopped: SIGTERM or SIGSTOP in its third step, for which the others wait;
 * evaluating: killed when the first epoch has ended, before it is saved;
 * saving, hanging: killed or stopped when the others save already, and wait for it;
 * averaging: stopped when the first epoch is saved, before the mean that the others wait for.
@@ -87,12 +86,16 @@ def main(folder: Path, fate: str) -> None:
     )
     if fate in ("saving", "hanging"):
         leave_while_saving(checkpoint, rank, fate)
+    store, early = dist.distributed_c10d._get_default_store(), fate in ("notified", "stopped")
     made, ends = 0, []
     with (folder / f"trained-{rank}.jsonl").open("a") as file:
         for epoch in range(EPOCHS):
             for ids, x in loader:
                 stride.scale(loss_of(model, x)).backward()  # type: ignore[no-untyped-call]
-                if rank == 1 and made == 2 and fate in ("notified", "stopped"):
+                if rank != 1 and early:
+                    store.wait(["fate"])
+                if rank == 1 and made == 2 and early:
+                    store.set("fate", "")
                     os.kill(os.getpid(), SIGNALS[fate])
                 optimizer.step()
                 optimizer.zero_grad()
