@@ -39,6 +39,16 @@ SIGNALS = {
 }
 
 
+def leave_early(fate: str, rank: int, made: int) -> None:
+    """Let rank 1 go in its third step, and the others wait: they could end the epoch before."""
+    store = dist.distributed_c10d._get_default_store()
+    if rank != 1:
+        store.wait(["fate"])
+    elif made == 2:
+        store.set("fate", "")
+        os.kill(os.getpid(), SIGNALS[fate])
+
+
 def leave_while_saving(checkpoint: Any, rank: int, fate: str) -> None:
     """Let rank 1 go when the others have found all ranks there."""
     ties, store = checkpoint._ties, dist.distributed_c10d._get_default_store()
@@ -86,17 +96,13 @@ def main(folder: Path, fate: str) -> None:
     )
     if fate in ("saving", "hanging"):
         leave_while_saving(checkpoint, rank, fate)
-    store, early = dist.distributed_c10d._get_default_store(), fate in ("notified", "stopped")
     made, ends = 0, []
     with (folder / f"trained-{rank}.jsonl").open("a") as file:
         for epoch in range(EPOCHS):
             for ids, x in loader:
                 stride.scale(loss_of(model, x)).backward()  # type: ignore[no-untyped-call]
-                if rank != 1 and early:
-                    store.wait(["fate"])
-                if rank == 1 and made == 2 and early:
-                    store.set("fate", "")
-                    os.kill(os.getpid(), SIGNALS[fate])
+                if fate in ("notified", "stopped"):
+                    leave_early(fate, rank, made)
                 optimizer.step()
                 optimizer.zero_grad()
                 made += 1

@@ -70,6 +70,15 @@ def meet(fate: str) -> None:
         server.wait()
 
 
+def await_or_meet(fate: str, rank: int, *, waits: bool, due: bool) -> None:
+    """Meet a fate that is due for this rank; wait for one that comes to another."""
+    victim = VICTIMS.get(fate)
+    if waits and victim not in (None, rank):
+        dist.distributed_c10d._get_default_store().wait(["fate"])
+    if due and rank == victim:
+        meet(fate)
+
+
 def _die(*_: object) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -77,8 +86,7 @@ def _die(*_: object) -> None:
 def main(folder: Path, sync: str, fate: str, step: int) -> None:
     """Train, save after each epoch, and note what was trained."""
     torch.set_num_threads(1)
-    if fate == "stopped":
-        server_calls.SILENT_S = 2.0
+    server_calls.SILENT_S = 2.0 if fate == "stopped" else server_calls.SILENT_S
     dist.init_process_group("gloo", timeout=timedelta(seconds=50))
     rank = dist.get_rank()
     if fate == "early" and rank == 1:
@@ -91,16 +99,14 @@ def main(folder: Path, sync: str, fate: str, step: int) -> None:
         folder / "saved", stride, model=model, optimizer=optimizer, every=1000
     )
     restored = checkpoint.restore()
-    made, victim = 0, VICTIMS.get(fate)
+    made = 0
     with (folder / f"trained-{rank}.jsonl").open("a") as file:
         for epoch in range(stride.epoch, EPOCHS):
             for done, (ids, x) in enumerate(loader):
                 stride.scale(loss_of(model, x)).backward()  # type: ignore[no-untyped-call]
                 of_second = done if epoch == 1 else None
-                if sync == "asp" and of_second == 0 and victim not in (None, rank):
-                    dist.distributed_c10d._get_default_store().wait(["fate"])
-                if rank == victim and (made if rank == 1 else of_second) == step:
-                    meet(fate)
+                due = (made if rank == 1 else of_second) == step
+                await_or_meet(fate, rank, waits=sync == "asp" and of_second == 0, due=due)
                 optimizer.step()
                 optimizer.zero_grad()
                 made += 1
