@@ -116,13 +116,14 @@ def _run(command: str, folder: Path) -> str:
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=240,
         check=False,
     )
     assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
     return done.stdout
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("command", RUN, ids=RUN)
 def test_it_runs_and_prints_what_is_shown(command: str, folder: Path) -> None:
     printed = _run(command, folder)
@@ -142,7 +143,7 @@ def _run_smaller(command: str, folder: Path) -> str:
     return _run(smaller, folder)
 
 
-@pytest.mark.timeout(250)  # of up to two commands, each with a deadline
+@pytest.mark.timeout(500)  # of up to two commands, each with a deadline
 @pytest.mark.parametrize("command", SMALLER, ids=list(SMALLER))
 def test_it_runs_with_less_to_do(command: str, folder: Path) -> None:
     assert _run_smaller(command, folder).strip()

@@ -8,11 +8,13 @@ import zlib
 from html.parser import HTMLParser
 from pathlib import Path
 
+import pytest
 import yaml
 
 import evenstride
 from tests.docs.blocks import ROOT, blocks
 
+pytestmark = pytest.mark.timeout(400)  # the first test builds the site
 CONFIG = yaml.safe_load((ROOT / "mkdocs.yml").read_text())
 
 

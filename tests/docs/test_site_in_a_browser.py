@@ -12,6 +12,7 @@ import pytest
 
 from tests.browser import Browser, NoBrowser
 
+pytestmark = pytest.mark.timeout(400)  # the first test builds the site
 PAGES = ["", "tutorials/two-unequal-gpus/", "explanation/method/", "reference/api/", "start/faq/"]
 
 

@@ -9,6 +9,7 @@ import json
 import os
 import socket
 import sys
+import time
 import uuid
 from pathlib import Path
 
@@ -48,6 +49,7 @@ def main(folder: Path) -> None:
     checkpoint.restore()
     os.nice(10)  # it goes on until those who start again are there, and lets them go first
     place = {"generation": ids[0], "rank": rank, "world": dist.get_world_size(), "host": host}
+    place["began_s"] = time.time()
     with (folder / f"audit-{ids[0]}-{rank}.jsonl").open("a") as audit:
         while not (stride.step % PER_EPOCH == 0 and must_end(folder)):
             epoch = stride.epoch

@@ -2,8 +2,7 @@
 
 leaving_script.py FOLDER FATE: what becomes of rank 1, of three:
 
-* notified: SIGTERM in its third step;
-* stopped: SIGSTOP in its third step;
+* notified, stopped: SIGTERM or SIGSTOP in its third step, for which the others wait;
 * evaluating: killed when the first epoch has ended, before it is saved;
 * saving, hanging: killed or stopped when the others save already, and wait for it;
 * averaging: stopped when the first epoch is saved, before the mean that the others wait for.
@@ -18,7 +17,6 @@ import json
 import os
 import signal
 import sys
-import time
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -41,6 +39,16 @@ SIGNALS = {
 }
 
 
+def leave_early(fate: str, rank: int, made: int) -> None:
+    """Let rank 1 go in its third step, and the others wait: they could end the epoch before."""
+    store = dist.distributed_c10d._get_default_store()
+    if rank != 1:
+        store.wait(["fate"])
+    elif made == 2:
+        store.set("fate", "")
+        os.kill(os.getpid(), SIGNALS[fate])
+
+
 def leave_while_saving(checkpoint: Any, rank: int, fate: str) -> None:
     """Let rank 1 go when the others have found all ranks there."""
     ties, store = checkpoint._ties, dist.distributed_c10d._get_default_store()
@@ -58,14 +66,12 @@ def leave_while_saving(checkpoint: Any, rank: int, fate: str) -> None:
     ties.complete = completed
 
 
-def timed(call: Any, *arguments: Any) -> tuple[str, float]:
-    """Return what a call came to, and the seconds that it took."""
-    begun_s = time.monotonic()
+def outcome(call: Any, *arguments: Any) -> str:
+    """Return what a call came to."""
     try:
-        answer = str(call(*arguments))
+        return str(call(*arguments))
     except evenstride.WorkerLost as lost:
-        answer = f"WorkerLost: {lost}"
-    return answer, time.monotonic() - begun_s
+        return f"WorkerLost: {lost}"
 
 
 def await_other(rank: int) -> None:
@@ -95,8 +101,8 @@ def main(folder: Path, fate: str) -> None:
         for epoch in range(EPOCHS):
             for ids, x in loader:
                 stride.scale(loss_of(model, x)).backward()  # type: ignore[no-untyped-call]
-                if rank == 1 and made == 2 and fate in ("notified", "stopped"):
-                    os.kill(os.getpid(), SIGNALS[fate])
+                if fate in ("notified", "stopped"):
+                    leave_early(fate, rank, made)
                 optimizer.step()
                 optimizer.zero_grad()
                 made += 1
@@ -105,14 +111,12 @@ def main(folder: Path, fate: str) -> None:
                 checkpoint.step()
             if rank == 1 and fate == "evaluating":
                 os.kill(os.getpid(), SIGNALS[fate])
-            saved, saved_s = timed(checkpoint.save)
+            saved = outcome(checkpoint.save)
             if rank == 1 and fate == "averaging":
                 os.kill(os.getpid(), SIGNALS[fate])
-            mean, mean_s = timed(stride.mean, 1.0, 1)
+            mean = outcome(stride.mean, 1.0, 1)
             seen = [i for ids, _ in validation for i in ids.tolist()]
-            ends.append(
-                {"save": saved, "save_s": saved_s, "mean": mean, "mean_s": mean_s, "seen": seen}
-            )
+            ends.append({"save": saved, "mean": mean, "seen": seen})
     checkpoint.close()
     (folder / f"end-{rank}.json").write_text(json.dumps(ends))
     await_other(rank)

@@ -3,7 +3,8 @@
 served_script.py FOLDER SYNC FATE STEP: rank 1 dies in its step STEP, or raises, or dies when all
 are to meet; or, in rank 0's step STEP of the second epoch, its server dies, or is stopped, or
 (``http``, before the first restart only) gets an HTTP request at its RPC port. Every rank writes a
-line with the samples of each update once it is made; after each epoch all save.
+line with the samples of each update once it is made; after each epoch all save. In asynchronous
+training, the others wait for that in the second epoch, which they could otherwise end before.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ import evenstride
 from evenstride.runtime.parameter_server import server_calls
 
 SAMPLES, EPOCHS, BATCH = 240, 3, 12
-OF_WORKERS = ("worker", "raises")
+VICTIMS = {"worker": 1, "raises": 1, "server": 0, "stopped": 0, "http": 0}
 
 
 def rows() -> TensorDataset:
@@ -49,26 +50,33 @@ def loss_of(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
     return F.mse_loss(model(x), x[:, :1])
 
 
-def meet(fate: str, rank: int) -> None:
+def meet(fate: str) -> None:
     """Kill this process, or kill or stop the server that it has started."""
-    if fate == "worker" and rank == 1:
+    dist.distributed_c10d._get_default_store().set("fate", "")
+    if fate == "worker":
         _die()
-    if fate == "raises" and rank == 1:
+    if fate == "raises":
         raise ValueError("this worker has had enough")
-    if fate in ("server", "stopped") and rank == 0:
-        (server,) = psutil.Process().children()
-        if fate == "server":
-            server.kill()
-            server.wait()
-        else:
-            server.suspend()
-
-    if fate == "http" and rank == 0 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
-        (server,) = psutil.Process().children()
+    (server,) = psutil.Process().children()
+    if fate == "server":
+        server.kill()
+        server.wait()
+    elif fate == "stopped":
+        server.suspend()
+    elif os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
         (port,) = {c.laddr for c in server.net_connections() if c.status == psutil.CONN_LISTEN}
         with socket.create_connection(port) as connection:
             connection.sendall(b"GET / HTTP/1.1\r\nHost: server\r\n\r\n")
         server.wait()
+
+
+def await_or_meet(fate: str, rank: int, *, waits: bool, due: bool) -> None:
+    """Meet a fate that is due for this rank; wait for one that comes to another."""
+    victim = VICTIMS.get(fate)
+    if waits and victim not in (None, rank):
+        dist.distributed_c10d._get_default_store().wait(["fate"])
+    if due and rank == victim:
+        meet(fate)
 
 
 def _die(*_: object) -> None:
@@ -78,7 +86,7 @@ def _die(*_: object) -> None:
 def main(folder: Path, sync: str, fate: str, step: int) -> None:
     """Train, save after each epoch, and note what was trained."""
     torch.set_num_threads(1)
-    server_calls.SILENT_S = 2.0
+    server_calls.SILENT_S = 2.0 if fate == "stopped" else server_calls.SILENT_S
     dist.init_process_group("gloo", timeout=timedelta(seconds=50))
     rank = dist.get_rank()
     if fate == "early" and rank == 1:
@@ -97,8 +105,8 @@ def main(folder: Path, sync: str, fate: str, step: int) -> None:
             for done, (ids, x) in enumerate(loader):
                 stride.scale(loss_of(model, x)).backward()  # type: ignore[no-untyped-call]
                 of_second = done if epoch == 1 else None
-                if (made if fate in OF_WORKERS else of_second) == step:
-                    meet(fate, rank)
+                due = (made if rank == 1 else of_second) == step
+                await_or_meet(fate, rank, waits=sync == "asp" and of_second == 0, due=due)
                 optimizer.step()
                 optimizer.zero_grad()
                 made += 1

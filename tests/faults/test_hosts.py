@@ -12,6 +12,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -117,19 +118,17 @@ def check(cluster: Cluster) -> None:
     expected = alone(end["epochs"])
     error = max(abs(a - b) for a, b in zip(end["weights"], expected, strict=True))
     assert error <= 1e-9, error
-    leaders = sorted(cluster.folder.glob("audit-*-0.jsonl"), key=lambda path: path.stat().st_ctime)
-    order = [path.name.split("-")[1] for path in leaders]  # as they began, and so as they ended
     steps: dict[int, tuple[str, list[int]]] = {}
     by_generation: dict[str, dict[int, list[int]]] = {}
     epochs: dict[int, int] = {}
-    for line in cluster.lines():
+    for line in sorted(cluster.lines(), key=itemgetter("began_s")):
         of_step = by_generation.setdefault(line["generation"], {})
         of_step.setdefault(line["step"], []).extend(line["ids"])
         epochs[line["step"]] = line["epoch"]
-    for generation in filter(by_generation.get, order):
-        first = min(by_generation[generation])
+    for generation, trained in by_generation.items():  # as they began
+        first = min(trained)
         steps = {step: kept for step, kept in steps.items() if step < first}
-        steps |= {step: (generation, ids) for step, ids in by_generation[generation].items()}
+        steps |= {step: (generation, ids) for step, ids in trained.items()}
     of_epoch: dict[int, list[int]] = {}
     for step, (_, ids) in steps.items():
         of_epoch.setdefault(epochs[step], []).extend(ids)

@@ -18,18 +18,14 @@ from tests.faults.served_script import EPOCHS, SAMPLES
 
 SCRIPT = Path(__file__).with_name("leaving_script.py")
 WORLD_SIZE, DEADLINE_S = 3, 80.0
-# A hung worker is found by its heartbeat, which others watch once they have waited for 3 s.
-SILENT_S, LATEST_S = 2.0, 25.0
 
 
 def _run(folder: Path, fate: str) -> list[int | None]:
     """Run the script and return the exit codes; ``None`` of a rank that hangs, and is killed."""
     hangs = SIGNALS[fate] is signal.SIGSTOP
-    variables = {
-        "TORCHELASTIC_RUN_ID": "test",
-        "EVENSTRIDE_SILENT_S": str(SILENT_S),
-        "PYTHONPATH": PYTHON_PATH,
-    }
+    variables = {"TORCHELASTIC_RUN_ID": "test", "PYTHONPATH": PYTHON_PATH}
+    if hangs:  # it is found by its heartbeat, which others watch once they have waited for 3 s
+        variables["EVENSTRIDE_SILENT_S"] = "6"
     with started(SCRIPT, WORLD_SIZE, folder, [str(folder), fate], **variables) as processes:
         end_s = time.monotonic() + DEADLINE_S
         return [
@@ -65,12 +61,12 @@ def test_the_others_continue_without_waiting(tmp_path: Path, fate: str) -> None:
     logs = "\n".join(_log(tmp_path, rank) for rank in range(WORLD_SIZE))
     one = None if SIGNALS[fate] is signal.SIGSTOP else -SIGNALS[fate]
     assert codes == [0, one, 0], logs
+    assert ("no heartbeat" in logs) == (one is None), logs
     assert _trained(tmp_path) == [Counter(range(SAMPLES))] * EPOCHS
     first, second, saved = _ends(tmp_path, 0), _ends(tmp_path, 2), int(fate == "averaging")
     for end in first + second:
         assert end["save"] == "None", "it only warns"
         assert end["mean"].startswith("WorkerLost: worker(s) 1 are gone"), end
-        assert max(end["save_s"], end["mean_s"]) < LATEST_S
     for mine, theirs in zip(first[1:], second[1:], strict=True):  # who is there is settled by then
         assert Counter(mine["seen"] + theirs["seen"]) == Counter(range(SAMPLES))
     assert (

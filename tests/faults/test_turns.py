@@ -11,7 +11,7 @@ from tests.faults.ranks import started
 
 SCRIPT = Path(__file__).with_name("turn_script.py")
 DEADLINE_S = 60.0
-ELASTIC = {"TORCHELASTIC_RUN_ID": "job", "EVENSTRIDE_SILENT_S": "3"}
+ELASTIC = {"TORCHELASTIC_RUN_ID": "job"}
 FATES = {
     "killed": "its process",
     "stopped": "no heartbeat for",
@@ -23,7 +23,8 @@ FATES = {
 @pytest.mark.parametrize("fate", FATES)
 @pytest.mark.parametrize("victim", [0, 1])
 def test_the_others_name_it_and_end(tmp_path: Path, fate: str, victim: int) -> None:
-    with started(SCRIPT, 2, tmp_path, [fate, str(victim)], **ELASTIC) as processes:
+    silent = {"EVENSTRIDE_SILENT_S": "6"} if fate == "stopped" else {}
+    with started(SCRIPT, 2, tmp_path, [fate, str(victim)], **ELASTIC, **silent) as processes:
         code = processes[1 - victim].wait(DEADLINE_S)
 
     reported = (tmp_path / f"rank-{1 - victim}.log").read_text()

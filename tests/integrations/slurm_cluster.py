@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from tests.ending import end
+from tests.free_ports import free_ports
 
 _START_S, _END_S = 30.0, 10.0
 _ASK_AGAIN_S = 0.2
@@ -185,14 +186,6 @@ def wait_until(true: Callable[[], bool], deadline_s: float) -> bool:
             return False
         time.sleep(_ASK_AGAIN_S)
     return True
-
-
-def free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
 
 
 @contextlib.contextmanager

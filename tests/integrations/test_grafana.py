@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -22,6 +21,7 @@ import pytest
 
 from evenstride.runtime.sinks.grafana_dashboard import dashboard
 from tests.ending import TORCHRUN_S, end
+from tests.free_ports import free_ports
 
 ROOT = Path(__file__).parents[2]
 DEADLINE_S = 100.0
@@ -40,7 +40,7 @@ class Server:
     """A Prometheus server that scrapes one run every second."""
 
     def __init__(self, folder: Path, run: str) -> None:
-        self.address, self.run = f"127.0.0.1:{_free_port()}", run
+        self.address, self.run = f"127.0.0.1:{free_ports(1)[0]}", run
         job = {"job_name": "evenstride", "static_configs": [{"targets": [run]}]}
         config = {"global": {"scrape_interval": "1s"}, "scrape_configs": [job]}
         (folder / "prometheus.yml").write_text(json.dumps(config))  # JSON is YAML
@@ -70,18 +70,13 @@ class Server:
         return [] if found is None else list(found["result"])
 
 
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return int(free.getsockname()[1])
-
-
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Server]:
     """Run Prometheus and a training run of two ranks until the end of the test."""
     if shutil.which("prometheus") is None:
         pytest.skip("prometheus is not installed")
     pytest.importorskip("prometheus_client", reason="needs the extra prometheus")
-    run, stop = f"127.0.0.1:{_free_port()}", tmp_path / "stop"
+    run, stop = f"127.0.0.1:{free_ports(1)[0]}", tmp_path / "stop"
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1")
     script = Path(__file__).with_name("tracked_script.py")
     training = subprocess.Popen(

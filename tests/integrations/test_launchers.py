@@ -20,8 +20,9 @@ from evenstride.planner.jobset_file import jobset_file
 from evenstride.planner.slurm_file import slurm_file
 from evenstride.trace.read import read_records
 from tests.ending import TORCHRUN_S, end, run_to_end
+from tests.free_ports import free_ports
 from tests.integrations.launch_choices import SMALL
-from tests.integrations.slurm_cluster import SlurmCluster, free_ports, slurm_cluster, wait_until
+from tests.integrations.slurm_cluster import SlurmCluster, slurm_cluster, wait_until
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = str(Path(__file__).with_name("launched_script.py"))

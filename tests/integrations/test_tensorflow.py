@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import json
 import os
-import socket
 import subprocess
 import sys
 from collections import Counter
@@ -17,6 +15,7 @@ from typing import Any
 import pytest
 
 from tests.ending import end, run_to_end
+from tests.free_ports import free_ports
 from tests.messages import check_message
 from tests.multiproc.training import relative_error
 
@@ -198,11 +197,7 @@ def test_the_example_continues_under_a_launcher_that_sets_tf_config(tmp_path: Pa
     one = run(*command)
     assert "epoch 1: accuracy 0." in one
 
-    with contextlib.ExitStack() as stack:
-        probes = [stack.enter_context(socket.socket()) for _ in range(3)]
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        ports = [probe.getsockname()[1] for probe in probes]
+    ports = free_ports(3)
     cluster = {"worker": [f"127.0.0.1:{port}" for port in ports[:2]]}
     common = {**os.environ, **QUIET, "OMP_NUM_THREADS": "1", "MASTER_PORT": str(ports[2])}
     common |= {"GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": str(ROOT / "src")}

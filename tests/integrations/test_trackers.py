@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import sys
 from dataclasses import replace
 from itertools import pairwise
@@ -19,6 +18,7 @@ from evenstride.runtime.sinks.mlflow_sink import MlflowSink
 from evenstride.runtime.sinks.snapshot import Sample, neutral
 from evenstride.testing import RankPool
 from tests.ending import run_to_end
+from tests.free_ports import free_ports
 from tests.integrations.tracked_script import refused
 from tests.integrations.wandb_files import history, records
 from tests.unit.runtime.sinks.made import HOSTILE, snapshot, with_news
@@ -196,8 +196,7 @@ def test_a_tracker_that_cannot_start_is_refused_on_every_rank(
     ranks: RankPool, variables: dict[str, str], name: str
 ) -> None:
     sinks, more, remedy = REFUSED[name]
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        unreachable = f"http://127.0.0.1:{free.getsockname()[1]}"
+    unreachable = f"http://127.0.0.1:{free_ports(1)[0]}"
     servers = {"WANDB_BASE_URL": unreachable}
     if name == "mlflow without a server":
         servers["MLFLOW_TRACKING_URI"] = unreachable

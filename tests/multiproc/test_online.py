@@ -28,6 +28,7 @@ from tests.files import contents
 from tests.multiproc import searched
 
 SCRIPT = Path(searched.__file__)
+pytestmark = pytest.mark.timeout(400)  # several starts of two processes, in parallel with others
 WHOLE = 1e9  # epochs: far more than the script trains, so that it pays to look around
 
 
@@ -140,7 +141,7 @@ def test_a_search_that_was_ended_goes_on_without_its_probes(tmp_path: Path) -> N
     found = search(first, lines.append)
 
     assert "phase 3, 2 workers with 16 samples: begins" in lines[1]
-    assert not any("1 worker with 16" in line and " a step" in line for line in lines[:3])
+    assert not any("1 worker with 16" in line and " per step" in line for line in lines[:3])
     assert found.journal.chosen is not None
     with pytest.raises(ConfigError, match="belongs to a search with other workers"):
         search(asked(tmp_path, "whole", batches=(16,), workers=(1, 2, 3)))

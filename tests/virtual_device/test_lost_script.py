@@ -14,7 +14,6 @@ from tests.virtual_device.lost_script import VICTIM
 WORLD_SIZE = 3
 DEADLINE_S = 60.0  # a tenth of the watchdog's
 STEP = 12
-ELASTIC = {"TORCHELASTIC_RUN_ID": "job", "EVENSTRIDE_SILENT_S": "2"}
 EVIDENCE = {"killed": "its process", "stopped": "no heartbeat for"}
 
 pytestmark = pytest.mark.usefixtures("virtual_scripts")
@@ -54,7 +53,8 @@ def _ours(lines: list[str]) -> list[str]:
 def test_processes_whose_host_hangs_name_the_lost_rank_and_end(
     tmp_path: Path, fate: str, how: str, step: int
 ) -> None:
-    survivors = _survivors(tmp_path, fate, how, step, **ELASTIC)
+    silent = {"EVENSTRIDE_SILENT_S": "6"} if fate == "stopped" else {}
+    survivors = _survivors(tmp_path, fate, how, step, TORCHELASTIC_RUN_ID="job", **silent)
 
     for rank, (code, lines) in survivors.items():
         if how == "runs ahead" and "closed" in lines:

@@ -6,7 +6,6 @@ import json
 import os
 import select
 import signal
-import socket
 import subprocess
 import sys
 from datetime import timedelta
@@ -19,6 +18,7 @@ from typer.testing import CliRunner
 
 from evenstride.cli.commands.launch import launch
 from evenstride.errors import ConfigError
+from tests.free_ports import free_ports
 from tests.messages import check_message
 
 DEADLINE_S = 60.0
@@ -174,9 +174,7 @@ def test_a_store_alone_is_announced(as_json: bool) -> None:
 def test_a_store_alone_serves_until_a_signal_ends_it() -> None:
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    (port,) = free_ports(1)
     code = "from tests.unit.cli.commands.test_launch import app; app()"
     arguments = ["--json", "--store-only", "--store", f"127.0.0.1:{port}"]
     server = subprocess.Popen(

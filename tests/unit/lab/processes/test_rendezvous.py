@@ -25,6 +25,7 @@ from evenstride.lab.processes.rendezvous import (
 )
 from evenstride.lab.processes.torchrun import StoreEndpoint
 from evenstride.runtime.host import network_interfaces
+from tests.free_ports import free_ports
 from tests.messages import raises_message
 
 OWN = {"127.0.0.1": "lo", "10.0.0.5": "eth0", "192.168.0.5": "eth1", "::1": "lo"}
@@ -186,9 +187,7 @@ def test_an_interface_that_the_user_chose_stays(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.usefixtures("variables")
 def test_several_agents_meet_at_the_store_which_one_of_them_serves_on_its_address_alone() -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.2", 0))
-        port = probe.getsockname()[1]
+    (port,) = free_ports(1, "127.0.0.2")
     before = listening()
     settings = {"read_timeout": "10", "last_call_timeout": "1"}
     parameters = RendezvousParameters(
@@ -208,9 +207,7 @@ def test_several_agents_meet_at_the_store_which_one_of_them_serves_on_its_addres
 
 @pytest.mark.usefixtures("variables")
 def test_a_store_that_does_not_answer_is_named() -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    (port,) = free_ports(1)
     settings = {"is_host": "0", "read_timeout": "1"}
     parameters = RendezvousParameters("evenstride", f"127.0.0.1:{port}", "job", 1, 2, **settings)
 

@@ -12,6 +12,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+from tests.free_ports import free_ports
+
 TTL, TOKEN = "X-aws-ec2-metadata-token-ttl-seconds", "X-aws-ec2-metadata-token"
 
 
@@ -122,8 +124,7 @@ def raw_server(pieces: Iterable[bytes] | None, *, closes: bool = True) -> Iterat
 
 def closed_port() -> str:
     """Return an address without a server."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return f"http://127.0.0.1:{listener.getsockname()[1]}"
+    return f"http://127.0.0.1:{free_ports(1)[0]}"
 
 
 @dataclass

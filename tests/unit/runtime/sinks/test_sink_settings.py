@@ -11,6 +11,7 @@ import pytest
 
 from evenstride.errors import ConfigError
 from evenstride.runtime.sinks.sink_settings import open_sinks, sinks_of
+from tests.free_ports import free_ports
 from tests.messages import raises_message
 from tests.unit.runtime.conftest import MakeStride
 
@@ -130,8 +131,7 @@ def test_a_missing_package_is_named(
 
 def test_if_one_sink_fails_to_open_no_other_stays_open(tmp_path: Path) -> None:
     pytest.importorskip("prometheus_client", reason="needs the extra prometheus")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    (port,) = free_ports(1)
 
     with raises_message(ConfigError, "'csv:/proc/nowhere/m.csv'"):
         open_sinks([f"prometheus:{port}", "csv:/proc/nowhere/m.csv"])
@@ -142,8 +142,7 @@ def test_if_one_sink_fails_to_open_no_other_stays_open(tmp_path: Path) -> None:
 
 def test_an_invalid_trace_closes_the_sinks(make_stride: MakeStride, tmp_path: Path) -> None:
     pytest.importorskip("prometheus_client", reason="needs the extra prometheus")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    (port,) = free_ports(1)
 
     with raises_message(ConfigError):
         make_stride(sinks=f"prometheus:{port}", trace="/proc/nowhere")

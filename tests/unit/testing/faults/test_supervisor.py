@@ -126,7 +126,7 @@ def test_a_run_comes_to_the_generations_of_its_simulation(plan: FaultPlan, tmp_p
 def test_a_worker_that_hangs_is_found_by_the_clock_and_killed(tmp_path: Path) -> None:
     plan = plan_of(Fault(at=12, workers=["b"], kind="stop"))
 
-    outcome = run(plan, tmp_path, hang_s=2.0)
+    outcome = run(plan, tmp_path, hang_s=10.0)
 
     assert outcome.generations == simulate_plan(plan)
     assert set(outcome.lived[0].codes) == {"a", "b"}
@@ -174,10 +174,10 @@ def test_the_deadline_ends_all_and_is_reported_with_the_last_output(tmp_path: Pa
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     command = (script(tmp_path, WAITING), str(pipe))
-    job = Job(command, plan_of(workers=["a"]), tmp_path, zygote=False, deadline_s=5.0)
+    job = Job(command, plan_of(workers=["a"]), tmp_path, zygote=False, deadline_s=10.0)
 
     reader = subprocess.Popen(["cat", str(pipe)], stdout=subprocess.PIPE, text=True)
-    with raises_message(LaunchError, "5 s"):
+    with raises_message(LaunchError, "10 s"):
         supervise(job)
 
     output, _ = reader.communicate(timeout=DEADLINE_S)
