@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 
 from evenstride.core.policy import Policy
 from evenstride.core.sync_modes.mode_specs import SyncMode
-from evenstride.runtime.engines.process_groups import let_threads_finish
+from evenstride.runtime.engines.process_groups import let_threads_finish_at_exit
 from evenstride.runtime.loading.loader_options import CostFn, DataLoaderOptions, LoaderOptions
 from evenstride.runtime.loading.streams import as_source
 from evenstride.runtime.rank_session import RankSession
@@ -143,6 +143,7 @@ class Stride:
         team, lead = form_team(settings, group, shard_group)
         self._session = RankSession(team, lead, settings, environment)
         self._hooks = self._session.step.optimizers.listen()
+        let_threads_finish_at_exit()
         atexit.register(self._close_at_exit)
 
     def loader(
@@ -512,4 +513,3 @@ class Stride:
 
     def _close_at_exit(self) -> None:
         self._session.close(at_exit=True)
-        let_threads_finish()

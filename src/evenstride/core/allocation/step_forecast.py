@@ -31,6 +31,7 @@ _VERY_DOUBTFUL = 0.05
 _WARY = (1.0, 2.0)
 # Saving that a trial must promise, as a fraction of the step; below it, the split is found.
 _TRIAL = 0.05
+_ROUNDING = 1e-9  # more than that of a time, as a part of it
 # Steps that the failure of a trial takes.
 _FAILED_STEPS = 3
 # Part of its share by which the share of a worker that finishes early grows at most, to measure it.
@@ -234,7 +235,9 @@ class StepForecast:
         more += -more % quanta
         more_s = now_s * more / np.maximum(now, 1)
         # A longer predicted time is a cliff that is known.
-        may = (more_s <= (1.0 + risk) * last_s) & (model.at(more) <= more_s) & (more <= self.upper)
+        # Beyond a cliff both are equal, apart from rounding.
+        no_jump = model.at(more) <= (1.0 + _ROUNDING) * more_s
+        may = (more_s <= (1.0 + risk) * last_s) & no_jump & (more <= self.upper)
         may &= (now_s < (1.0 - early) * last_s) & (now > 0) & firsts.new(every, more)
         if not may.any():
             return None

@@ -37,6 +37,7 @@ _SLOW_FIRST, _MOST_SLOW_FIRSTS = 1.25, 3
 # After a split that was worse, the shares stay for this many steps; for twice as many each further
 # time; and until the time that it cost is this part of the time since.
 _STAYS, _MOST_STAYS, _BUDGET = 16, 65_536, 0.005
+_LASTING = 32  # steps for which a change of speed must last, if the run has lost too much
 # Part of the measured gain over the equal split that may be spent on trials, too; and the most.
 _OF_GAIN, _MOST_SPENT = 0.25, 0.02
 # A worker's speed has changed if its time has, by this many standard deviations and this part.
@@ -281,9 +282,8 @@ class Hold:
     reason: str
     kept: Tried  # the split that is kept, as it was then.
     other: float  # logarithm of what a step took at the other split, in seconds.
-    # Whether the equal split is kept because the run has lost too much. Changes of speed do not end
-    # that, unless the equal split is the slower one for `_RECENT` steps.
-    firm: bool = False
+    patience: int = 1  # steps for which a change of speed must last to end it
+    lasted: int = 0  # steps for which one has lasted
 
 
 @dataclass(frozen=True, slots=True)
@@ -401,7 +401,7 @@ class Supervisor:
             # What it took before the other splits is no longer certain.
             back = self.away is not None and self.hold is not None
             known = Tried.of(seen, estimate) if back else better.after(seen, estimate)
-            return replace(self, better=known, away=None)._waiting(estimate)
+            return replace(self, better=known, away=None)._waiting(estimate, len(seen.busy_s))
         away = Departed.after(self.away, seen, better, estimate, better.at_least_s(estimate))
         state = replace(self, away=away)
         if self.hold is not None:  # measured before the return took effect
@@ -451,27 +451,27 @@ class Supervisor:
         stays = max(_STAYS, repaid) * 2 ** min(failures - 1, 12)
         return step + min(int(stays), _MOST_STAYS)
 
-    def _waiting(self, estimate: Estimate) -> Supervisor:
+    def _waiting(self, estimate: Estimate, steps: int) -> Supervisor:
         """Return the state after more steps of the split that is kept."""
         hold, better = self.hold, self.better
         if hold is None or better is None or better.steps < 2:
-            return self
-        if hold.firm and len(better.logs) < _RECENT:
             return self
         part = 1.0 / min(better.steps, _ENOUGH) + 1.0 / min(hold.kept.steps, _ENOUGH)
         off = np.abs(np.log(np.maximum(better.each_s, 1e-9) / np.maximum(hold.kept.each_s, 1e-9)))
         changed = off > np.maximum(_CHANGED_STD * np.sqrt(estimate.noise * part), _CHANGED)
         slower = _mean(better.logs) > hold.other + _CHANGED_STD * _noise(estimate) * sqrt(part)
-        if slower or (better.steps >= _ENOUGH and changed.any() and not hold.firm):
+        if slower or (better.steps >= _ENOUGH and changed.any()):
+            hold = replace(hold, lasted=hold.lasted + steps)
+            if hold.lasted < hold.patience:
+                return replace(self, hold=hold)
             # A speed has changed, so the other split may be the better one now.
             mistakes, failures = self.mistakes + slower, max(0, self.failures - 1)
             state = replace(self, hold=None, debt_s=0.0, failures=failures, mistakes=mistakes)
             equal = self.equal is not None and (self.equal.shares == better.shares).all()
             # If the equal split has become slower, nothing was lost against it.
             return replace(state, regret_s=min(self.regret_s, 0.0)) if slower and equal else state
-        if hold.kept.steps < _AGAIN <= better.steps:
-            return replace(self, hold=replace(hold, kept=better))
-        return self
+        kept = better if hold.kept.steps < _AGAIN <= better.steps else hold.kept
+        return replace(self, hold=replace(hold, kept=kept, lasted=0))
 
     def judged(self, situation: Situation) -> tuple[Supervisor, Decision | None]:
         """Return the decision if the measured steps leave no choice."""
@@ -545,8 +545,8 @@ class Supervisor:
         state = replace(self, better=split, away=away, failures=failures, debt_s=debt_s)
         until = state._until(step, debt_s, failures)
         reason = f"steps measured {exp(off) - 1:.1%} longer at another split"
-        firm = self.overdrawn and split is self.equal
-        hold = Hold(step, until, reason, split, _mean(away.logs), firm)
+        patience = _LASTING if self.overdrawn and split is self.equal else 1
+        hold = Hold(step, until, reason, split, _mean(away.logs), patience)
         text = f"back to {which}: {reason}{self._balance()}"
         decision = Move(as_shares(split.shares), text, settled=False)
         return replace(state, hold=hold), decision

@@ -35,7 +35,7 @@ _NOISE_FIRST = 0.09**2
 _ENTRIES = 12  # stored shares of each worker; the longest unused one is replaced
 # Prior of the noise of one step at a share, and the number of steps for which it counts.
 _SHARE_NOISE, _SHARE_NOISE_STEPS = 0.03**2, 4.0
-_NO_TIME_S = 1e-300  # beyond a cliff that a worker does not have
+_NO_TIME_S = 1e-200  # beyond a cliff that a worker does not have
 # A sample beyond a bend costs at most so many before it; if it costs more, there is a cliff.
 _BEND = 4.0
 PROOF = 2
@@ -378,10 +378,10 @@ class ShareTimes:
         limited = (self.limit[1] > 0) & (self.proof >= PROOF)
         if not limited.any():
             return None
-        here = limited & (self.share[0] > self.limit[0])
-        slow = np.where(here, self.share[0], np.maximum(self.limit[1], 1))
+        here = self.share[0] >= self.limit[1]
+        slow = np.where(here, self.share[0], self.limit[1])
         slow_s = np.exp(np.where(here, self.here[0], self.limit_level) + self.slower)
-        return self.limit[0], slow, np.where(limited, slow_s, _NO_TIME_S)
+        return self.limit[0], np.where(limited, slow, 1), np.where(limited, slow_s, _NO_TIME_S)
 
     def trying(self, shares: IntArray) -> ShareTimes:
         """Return the record with cliffs above decided shares that have not been measured yet."""
@@ -433,8 +433,8 @@ class ShareTimes:
 
         ``(3, W)``, 0 without a cliff.
         """
-        limits = np.array(self.limits_s or np.zeros((3, len(self.steps))))
-        return np.where(limits[2] > _NO_TIME_S, limits, 0.0)
+        slow_s = np.exp(self.limit_level + self.slower) * (self.proof >= PROOF)
+        return np.where((self.limit[1] > 0) & (slow_s > 0), [*self.limit[:2], slow_s], 0.0)
 
     def shaped(self, workers: IntArray, quanta: IntArray, cliffs: FloatArray) -> ShareTimes:
         """Return the record with the waves and cliffs of workers without entries."""

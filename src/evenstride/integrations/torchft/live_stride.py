@@ -20,6 +20,7 @@ from evenstride.integrations.torchft.live_gradients import VotingOptimizer
 from evenstride.integrations.torchft.live_run import LiveArguments, LiveRun
 from evenstride.integrations.torchft.quorum import WorkerEndpoint
 from evenstride.runtime.coordination.agreement import Plain
+from evenstride.runtime.engines.process_groups import let_threads_finish_at_exit
 from evenstride.runtime.engines.watched_models import is_sharded
 from evenstride.runtime.loading.loader import Rank, TrainLoader
 from evenstride.runtime.loading.loader_agreement import check_micro_batch, layout, order_of
@@ -102,6 +103,7 @@ class LiveStride:
         self._closed = False
         self._carry("position", self._run.go_to, self._run.progress.save)
         self._hooks = self._run.step.optimizers.listen()
+        let_threads_finish_at_exit()
         atexit.register(self.close)
 
     def loader(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import functools
 import threading
 import time
 from collections.abc import Iterator
@@ -23,12 +25,19 @@ def take_down_group() -> None:
     dist.destroy_process_group()
 
 
+@functools.cache
+def let_threads_finish_at_exit() -> None:
+    """Make this program wait for its threads when it ends, after all that is registered later."""
+    atexit.register(let_threads_finish)
+
+
 def let_threads_finish(most_s: float = 2.0) -> None:
     """Wait until no other thread of this process runs, for ``most_s`` seconds at most.
 
     A thread of a process group takes the interpreter lock after each collective, to free its
     tensors. Once Python has begun to end, it ends such a thread in the midst of C++ code, which
-    aborts the process. Only Linux shows which threads run; elsewhere this waits for 30 ms.
+    aborts the process. Only Linux shows which threads run; elsewhere this waits for 30 ms. A thread
+    that waits for another rank does not count.
     """
     until, calm = time.monotonic() + most_s, 0
     while calm < _CALM and time.monotonic() < until:

@@ -36,6 +36,15 @@ def test_two_steps_far_above_the_curve_show_a_cliff() -> None:
     assert after.model.capacity(2.8001).tolist() == [120]
 
 
+def test_the_smallest_slow_share_is_kept_for_later_runs() -> None:
+    after = _after(CALM, *[(60, 1.4)] * 2, *[(80, 2.2)] * 2)
+
+    assert after.seen.cliffs[:, 0] == pytest.approx([50, 60, 1.4], rel=0.02)
+    # The time at the present share is newer.
+    assert _at(after, 80) == pytest.approx(2.2, rel=0.02)
+    assert _at(after, 90) == pytest.approx(2.2 * 90 / 80, rel=0.02)
+
+
 def test_one_such_step_is_not_enough_for_a_worker_alone() -> None:
     after = _after(CALM, (60, 1.4))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import hashlib
 import sys
@@ -14,7 +15,11 @@ import torch
 import torch.distributed as dist
 
 from evenstride.runtime.engines import process_groups
-from evenstride.runtime.engines.process_groups import let_threads_finish, own_group
+from evenstride.runtime.engines.process_groups import (
+    let_threads_finish,
+    let_threads_finish_at_exit,
+    own_group,
+)
 
 GROUP = cast(Any, object())
 CHANNEL = cast(Any, SimpleNamespace(timeout=3))
@@ -83,3 +88,14 @@ def test_a_program_ends_after_threads_that_run() -> None:
     threading.Thread(target=work).start()
     let_threads_finish(60.0)
     assert done.is_set()
+
+
+def test_a_program_waits_for_its_threads_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    registered: list[Any] = []
+    monkeypatch.setattr(atexit, "register", registered.append)
+    let_threads_finish_at_exit.cache_clear()
+
+    let_threads_finish_at_exit()
+    let_threads_finish_at_exit()
+
+    assert registered == [let_threads_finish]
