@@ -95,7 +95,8 @@ class Peer:
         return HERE / f"{self.adapter}_peer.py"
 
 
-# hivemind's peers draw samples of their own, so it has no epochs. AdaptDL has one batch for all.
+# hivemind's peers draw samples of their own, so it has no epochs. AdaptDL has one batch for all. A
+# worker of the live mode may join an update later, so that its updates have other numbers.
 PEERS = {
     "ddp": Peer("ddp", "ddp"),
     "accelerate": Peer("accelerate", "accelerate"),
@@ -109,7 +110,7 @@ PEERS = {
     "dbs": Peer("published", "ddp", "dbs"),
     "omnilearn": Peer("published", "ddp", "omnilearn"),
     "evenstride": Peer("evenstride", "ddp"),
-    "evenstride-live": Peer("evenstride", "live", "live", ("by-hand",)),
+    "evenstride-live": Peer("evenstride", "live", "live", ("by-hand", "tail")),
 }
 
 
