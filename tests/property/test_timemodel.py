@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,10 +16,11 @@ from evenstride.core.time_model.estimates import TimeModel
     st.sampled_from([2, 3, 15]),
     st.sampled_from([1e-6, 1.0, 1e3]),
     st.integers(-1, 1),
+    st.booleans(),
     st.integers(0, 10**6),
 )
 def test_a_capacity_is_the_largest_share_that_ends_by_the_deadline(
-    workers: int, decimals: int, scale: float, ulps: int, seed: int
+    workers: int, decimals: int, scale: float, ulps: int, cliffs: bool, seed: int
 ) -> None:
     """Deadlines are times of shares, or next to them: there rounding decides."""
     rng = np.random.default_rng(seed)
@@ -25,7 +28,12 @@ def test_a_capacity_is_the_largest_share_that_ends_by_the_deadline(
     fixed, slope = numbers[0] * scale, np.maximum(numbers[1], 0.01) * scale
     floor = numbers[2] * scale * 10.0 * rng.integers(0, 2, workers)
     model = TimeModel(fixed, slope, floor, rng.choice([1.0, 0.1, 0.3, 7.0], workers))
-    at = model.at(rng.integers(0, 300, workers))[0]
+    if cliffs:
+        below = rng.integers(1, 200, workers)
+        slow = below + rng.integers(1, 50, workers)
+        slow_s = np.maximum(np.round(100.0 * rng.random(workers), decimals), 0.01) * scale
+        model = replace(model, limits=(below, slow, slow_s))
+    at = rng.choice(model.at(rng.integers(0, 300, workers)))
     deadline_s = float(np.nextafter(at, at + ulps))
 
     capacity = model.capacity(deadline_s)

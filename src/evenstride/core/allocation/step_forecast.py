@@ -234,8 +234,7 @@ class StepForecast:
         more = now + np.maximum((now * np.minimum(last_s / now_s - 1.0, _MORE)).astype(int), 1)
         more += -more % quanta
         more_s = now_s * more / np.maximum(now, 1)
-        # A longer predicted time is a cliff that is known.
-        # Beyond a cliff both are equal, apart from rounding.
+        # A longer predicted time is a known cliff. Above it, both are equal but for rounding.
         no_jump = model.at(more) <= (1.0 + _ROUNDING) * more_s
         may = (more_s <= (1.0 + risk) * last_s) & no_jump & (more <= self.upper)
         may &= (now_s < (1.0 - early) * last_s) & (now > 0) & firsts.new(every, more)

@@ -436,9 +436,8 @@ class Supervisor:
 
     def _gains(self) -> float:
         """Return by what part steps of the equal split are longer than those of the best one."""
-        if self.equal is None or self.better is None:
-            return 0.0
-        return max(self.equal.step_s / self.better.step_s - 1.0, 0.0)
+        equal, better = self.equal, self.better
+        return max(equal.step_s / better.step_s - 1.0, 0.0) if equal and better else 0.0
 
     def _spare(self) -> float:
         """Return the part of a step that may be spent on trials."""
@@ -509,6 +508,7 @@ class Supervisor:
         # A change of speed may come at the same time as a split.
         patience = int(_PATIENCE * self.changes)
         better, equal = (self.better, self.away), (self.equal, self.uneven)
+        # Among bursts, a run that has lost too much would go on from one bad split to the next.
         for split, away in (equal,) if self.overdrawn and not self._gains() else (better, equal):
             if split is None or away is None or as_shares(split.shares) == situation.shares:
                 continue

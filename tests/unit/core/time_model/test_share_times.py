@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -43,6 +45,17 @@ def test_the_smallest_slow_share_is_kept_for_later_runs() -> None:
     # The time at the present share is newer.
     assert _at(after, 80) == pytest.approx(2.2, rel=0.02)
     assert _at(after, 90) == pytest.approx(2.2 * 90 / 80, rel=0.02)
+
+
+def test_a_normal_time_between_both_sides_of_a_known_cliff_leaves_the_cliff() -> None:
+    new = Estimate.unknown(1)
+    cliff = np.array([[32.0], [64.0], [0.64]])
+    seen = new.seen.shaped(np.array([0]), np.array([1]), cliff)
+
+    after = _after(replace(new, seen=seen), *[(48, 0.048)] * 4)
+
+    assert _at(after, 64) == pytest.approx(0.64, rel=0.02)
+    assert after.seen.cliffs[1:, 0] == pytest.approx([64, 0.64], rel=0.02)
 
 
 def test_one_such_step_is_not_enough_for_a_worker_alone() -> None:
