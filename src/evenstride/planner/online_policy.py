@@ -78,6 +78,13 @@ def choices(workers: Sequence[int], batches: Sequence[int]) -> tuple[Configurati
     return tuple(sorted(Configuration(w, b) for w in set(workers) for b in set(batches) if b >= w))
 
 
+def best_known(
+    job: TrainingJob, possible: Sequence[Configuration], stored: Sequence[Probe]
+) -> tuple[OnlineForecast, ...]:
+    """Return the forecasts before the first step, by another search's probes, the best first."""
+    return _ranked(foresee(job, possible, stored, {}), job.objective)
+
+
 def decide(
     job: TrainingJob,
     possible: Sequence[Configuration],
@@ -181,7 +188,7 @@ class _Comparison:
         stay = self.stay(f"{self.here.choice} is {self._best_in}")
         if self.job.objective is Objective.KNEE:
             return stay
-        seen = {probe.choice for probe in self.probes}
+        seen = {probe.choice for probe in self.probes if not probe.doubt}
         high = self._own(self.here).high
         for one in self.ranked[1:]:
             if one.choice in seen or self._own(one).low >= high:
