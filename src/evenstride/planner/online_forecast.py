@@ -267,6 +267,7 @@ class _StepModel:
     ring: Ring
     measured: Mapping[Configuration, _UncertainStep]
     longer: Mapping[int, _UncertainStep]  # by number of workers, as logarithms
+    doubt: float = 0.0  # the largest of the probes
 
     @classmethod
     def of(cls, job: TrainingJob, probes: Sequence[Probe]) -> _StepModel:
@@ -280,7 +281,7 @@ class _StepModel:
             bare = plain._bare(choice)
             if bare is not None:
                 longer[choice.workers] = replace(step, value=log(step.value / bare.time_s))
-        return cls(curves, ring, measured, longer)
+        return cls(curves, ring, measured, longer, max(probe.doubt for probe in probes))
 
     def step(self, choice: Configuration) -> _UncertainStep | None:
         """Return a step; ``None`` if a worker was not measured, or gets no sample."""
@@ -298,7 +299,7 @@ class _StepModel:
         own = max(
             curve.error_at(share) for curve, share in zip(self.curves, bare.shares, strict=False)
         )
-        return _UncertainStep(bare.time_s * exp(more.value), hypot(apart, own), more.drift)
+        return _UncertainStep(bare.time_s * exp(more.value), hypot(apart, own, self.doubt), more.drift)
 
     def _bare(self, choice: Configuration) -> StepEstimate | None:
         if choice.workers > len(self.curves):

@@ -37,6 +37,8 @@ from evenstride.sim.engine.network import Ring
 FOLDER = "online"
 """Folder of the searches, in that of the store."""
 
+_ELSEWHERE = 0.01  # least error of a step that another search measured
+
 
 @dataclass(frozen=True, slots=True)
 class SearchStore:
@@ -140,6 +142,7 @@ def probes_in(profile: WorkloadProfile, types: Sequence[str]) -> tuple[Probe, ..
                 _communication_s(profile, workers),
                 drift=one.drift,
                 beside_s=profile.beside_s,
+                doubt=_ELSEWHERE,
             )
         )
     return tuple(found) if found and all(found[0].points) else ()
