@@ -299,7 +299,9 @@ class _StepModel:
         own = max(
             curve.error_at(share) for curve, share in zip(self.curves, bare.shares, strict=False)
         )
-        return _UncertainStep(bare.time_s * exp(more.value), hypot(apart, own, self.doubt), more.drift)
+        return _UncertainStep(
+            bare.time_s * exp(more.value), hypot(apart, own, self.doubt), more.drift
+        )
 
     def _bare(self, choice: Configuration) -> StepEstimate | None:
         if choice.workers > len(self.curves):
