@@ -50,6 +50,7 @@ class OnlineStanding:
     trained: Trained  # samples at each batch so far
     switch_s: float = USUAL_SWITCH_S  # cost of a switch in seconds
     visits: int = 1  # number of configurations used so far, including the current one
+    confirmed: bool = False  # whether a stored model chose the current one, and holds there
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +101,8 @@ def decide(
     known = _Comparison(job, here, ranked, probes, standing)
     if here.time_s.value <= 0:
         return known.stay("no training is left")
+    if standing.confirmed:
+        return known.stay(f"{standing.present} is the best by the stored model, which holds here")
     if standing.visits >= MOST_PROBES:
         return known.last()
     far = max(possible)

@@ -16,8 +16,9 @@ from datetime import date
 from math import inf
 
 from evenstride.core.convergence.batch_laws import MeasuredTraining
-from evenstride.planner.online_forecast import Configuration, Probe
-from evenstride.planner.online_policy import surest
+from evenstride.core.gradients.noise_scale import Z95
+from evenstride.planner.online_forecast import Configuration, Probe, TrainingJob, misses
+from evenstride.planner.online_policy import best_known, surest
 from evenstride.planner.workload.epochs_to_target import Epochs, epochs_of_runs
 from evenstride.planner.workload.from_trace import Facts
 from evenstride.planner.workload.model_reuse import ReusedPart, completed, doubt_of, step_errors
@@ -38,6 +39,7 @@ FOLDER = "online"
 """Folder of the searches, in that of the store."""
 
 _ELSEWHERE = 0.01  # least error of a step that another search measured
+_CONFIRMED = 0.1  # difference of a step to that of the stored model, in the logarithm
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +172,7 @@ def knowledge_of(
     for model, like in similar(job, store.searches):
         if probes := probes_in(model.profile, store.types):
             errors = step_errors(store.searches)
-            what = f"step times of {len(probes)} configurations"
+            what = f"step times of {len(probes)} configuration{'s' if len(probes) > 1 else ''}"
             return StoredKnowledge(
                 probes,
                 None if like.same else doubt_of(like, errors),
@@ -180,6 +182,25 @@ def knowledge_of(
                 (ReusedPart(what, (model,), like, errors), *found.parts),
             )
     return found
+
+
+def confirms(
+    job: TrainingJob,
+    possible: Sequence[Configuration],
+    stored: StoredKnowledge,
+    measured: Sequence[Probe],
+) -> bool:
+    """Return whether the only measurement so far confirms the stored model of the same job.
+
+    It must be of the best configuration by that model, and miss it by no more than its own error.
+    """
+    if len(measured) != 1 or stored.doubt is not None or len(stored.probes) < 2:
+        return False
+    ranked = best_known(job, possible, stored.probes)
+    if not ranked or ranked[0].choice != measured[0].choice:
+        return False
+    allowed = max(_CONFIRMED, Z95 * measured[0].drift)
+    return all(abs(missed) <= allowed for missed in misses(job, stored.probes, measured))
 
 
 def _by_batch(

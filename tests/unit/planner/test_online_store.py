@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from evenstride.planner.online_forecast import Configuration, TrainingJob, carried_over
+from evenstride.planner.online_forecast import Configuration, Probe, TrainingJob, carried_over
 from evenstride.planner.online_policy import OnlineStanding, best_known, choices, decide
 from evenstride.planner.online_store import (
     FOLDER,
     SearchStore,
+    confirms,
     knowledge_of,
     probes_in,
     search_profile,
@@ -106,6 +107,26 @@ def test_one_measurement_confirms_the_stored_model_of_the_same_job(
     # Without the store, it looks at the other extreme first.
     alone = decide(TRAINING, POSSIBLE, [here], OnlineStanding(here.choice, {}))
     assert best.choice == max(POSSIBLE) or alone.to == max(POSSIBLE)
+
+
+def test_a_confirmed_model_ends_the_search_where_a_rival_is_close(tmp_path: Path) -> None:
+    known = knowledge_of(measured(), 30.0, BATCHES, kept(tmp_path, measured()))
+    (best, *_) = best_known(TRAINING, POSSIBLE, known.probes)
+    close = replace(TRUTH, beside=1.08).probe(best.choice)
+    apart = replace(TRUTH, beside=1.2).probe(best.choice)
+    rival = TRUTH.probe(min(POSSIBLE))
+
+    def confirmed(*probes: Probe) -> bool:
+        return confirms(TRAINING, POSSIBLE, known, probes)
+
+    assert confirmed(close) and not confirmed(apart) and not confirmed(rival)
+    assert confirmed(replace(apart, drift=0.2)), "as far as the measurement itself may be off"
+    assert not confirmed(rival, close), "it searches already"
+    assert not confirms(TRAINING, POSSIBLE, replace(known, doubt=0.2), [close])
+    here = OnlineStanding(rival.choice, {})
+    assert decide(TRAINING, POSSIBLE, [rival], here).to is not None
+    stays = decide(TRAINING, POSSIBLE, [rival], replace(here, confirmed=True))
+    assert stays.to is None and "stored model" in stays.reason
 
 
 def test_a_model_that_misses_what_is_measured_is_not_trusted(tmp_path: Path) -> None:

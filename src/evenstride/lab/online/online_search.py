@@ -55,6 +55,7 @@ from evenstride.planner.online_policy import (
 from evenstride.planner.online_store import (
     SearchStore,
     StoredKnowledge,
+    confirms,
     knowledge_of,
     search_profile,
 )
@@ -250,6 +251,7 @@ class _Search:
             trained,
             self.journal.switch_s(USUAL_SWITCH_S),
             len(self.journal.switches) + 1,
+            confirms(job, self.possible, self.known, measured),
         )
         stored = carried_over(job, self.known.probes, measured, self.known.doubt)
         self._compare(job, probe)
