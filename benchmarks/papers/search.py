@@ -59,7 +59,7 @@ Choices = Sequence[Configuration]
 
 @dataclass(frozen=True, slots=True)
 class SearchRow:
-    """A choice by a search, beside the oracle's. Both are judged by all measurements."""
+    """A choice by a search, and that of the oracle. Both are judged by all measurements."""
 
     job: str
     search: str

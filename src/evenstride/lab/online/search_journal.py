@@ -182,9 +182,9 @@ class OnlineResult:
     after: Probe | None
     # Cost of the search; ``None`` without a choice, or if the search was continued.
     overhead: Overhead | None
-    total_s: float  # seconds of training since the latest start, from its first step
-    continued: bool = False  # whether the search was interrupted and continued
-    epochs_by: str = ""  # where the epochs at other batches come from; empty before a decision
+    total_s: float  # seconds of training since the latest start, from its first step.
+    continued: bool = False  # whether the search was interrupted and continued.
+    epochs_by: str = ""  # where the epochs at other batches come from; empty before a decision.
     profile: WorkloadProfile | None = None  # what was measured, for the store
     reused: tuple[ReusedPart, ...] = ()  # what was taken from the store
 
