@@ -24,6 +24,7 @@ from benchmarks.papers import (
     changing_speeds,
     iteration_times,
     oscillation,
+    search,
     throughput,
     to_accuracy,
 )
@@ -45,6 +46,7 @@ DYNAMIC = ("static:cores", "dynamic-batching", "dynamic-batching:window=10", ADA
 GPUS = ("lb-bsp-gpu", "lb-bsp-gpu:version=2018", ADAPTIVE)
 ROW = re.compile(r"^\| ([A-Z]{2}\d+) \|.*\|$", re.MULTILINE)
 LINK = "([papers](papers.md))"
+SEARCH = "papers-search.svg"
 COLUMN = 7  # of "Ours, real, other machine", counted from the empty text before the first bar
 TITLES = MappingProxyType(
     {"resnet": "a small ResNet", "cnn": "a CNN", "linear": "linear regression"}
@@ -233,13 +235,6 @@ HEADINGS = {
     "oscillation": "Adjustments from equal batches",
     "throughput": "Throughput by batch",
 }
-OUTSIDE = """
-## Scavenger's search
-
-[Benchmarks](benchmarks.md) compares each choice of workers and batch with the best measured one
-(`python benchmarks/forecast.py`), and has the cost of a search during training
-(`python benchmarks/online.py`).
-"""
 
 
 def section(figure: PaperFigure, records: Sequence[Record]) -> list[str]:
@@ -258,6 +253,22 @@ def section(figure: PaperFigure, records: Sequence[Record]) -> list[str]:
     return [*lines, *markdown(table), "", f"![{HEADINGS[figure.name]}](../images/{image(figure)})"]
 
 
+def search_section() -> list[str]:
+    """Return the lines about Scavenger's search, which trains no cells."""
+    title, _, *about = (search.__doc__ or "").strip().split("\n\n")
+    return [
+        *("", "## Scavenger's search: `python benchmarks/papers/search.py`", "", title),
+        *(line for part in about[:-1] for line in ("", *part.split("\n"))),
+        *("", *markdown(search.table(search.stored())), ""),
+        "Time, cost and knee are the objectives. Each figure is a mean over the jobs, above the",
+        "configuration of the oracle.",
+        *("", f"![Scavenger's search](../images/{SEARCH})", ""),
+        "[Benchmarks](benchmarks.md) has the cost of a search during training",
+        "(`python benchmarks/online.py`), and choices among measured mixes of unequal workers",
+        "(`python benchmarks/forecast.py`).",
+    ]
+
+
 def image(figure: PaperFigure) -> str:
     """Return the file name of an experiment's plot."""
     return f"papers-{figure.name.replace('_', '-')}.svg"
@@ -272,7 +283,7 @@ def papers_page(results: Results) -> str:
     lines = [INTRODUCTION.format(targets=targets).rstrip()]
     for figure in FIGURES:
         lines += section(figure, results[figure.name])
-    return "\n".join(lines).rstrip() + "\n" + OUTSIDE
+    return "\n".join([*lines, *search_section()]) + "\n"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -292,6 +303,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for figure in FIGURES:
         if results[figure.name]:
             figure.write_plot(results[figure.name], DOCS / "images" / image(figure))
+    search.draw(search.stored(), DOCS / "images" / SEARCH)
     return 0
 
 

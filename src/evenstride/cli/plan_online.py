@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import platform
 import shlex
 import shutil
 import time
@@ -13,8 +15,9 @@ from typing import Any
 
 import typer
 
+from evenstride._version import __version__
 from evenstride.cli import arguments
-from evenstride.cli.plan_request import TrainingLength, training_of
+from evenstride.cli.plan_request import TrainingLength, installed_torch, training_of
 from evenstride.cli.terminal_text import say
 from evenstride.core.convergence.batch_laws import MeasuredTraining, fit_best
 from evenstride.core.gradients.noise_scale import Interval
@@ -23,13 +26,18 @@ from evenstride.lab.online.online_search import search
 from evenstride.lab.online.search_journal import CHECKPOINTS, OnlineRequest, OnlineResult
 from evenstride.lab.processes.speeds import parse_speeds
 from evenstride.planner.online_forecast import OnlineForecast
+from evenstride.planner.online_store import FOLDER, SearchStore, worker_types
 from evenstride.planner.search.selection import Objective
+from evenstride.planner.workload.model_store import keep, read_store, store_folder
 from evenstride.report.plan_text import search_table
 
 
-def perform(request: OnlineRequest, *, as_json: bool) -> None:
+def perform(request: OnlineRequest, store: str | None, *, as_json: bool) -> None:
+    """Search, and store what was measured."""
+    folder = store_folder(store, os.environ)
+    known = None if folder is None else _known(request, folder)
     try:
-        found = search(request, lambda line: say(line, err=True))
+        found = search(request, lambda line: say(line, err=True), known)
     except KeyboardInterrupt:
         typer.echo(
             f"ended; the same command with --folder {shlex.quote(str(request.folder))} continues "
@@ -37,7 +45,33 @@ def perform(request: OnlineRequest, *, as_json: bool) -> None:
             err=True,
         )
         raise
-    typer.echo(json.dumps(to_dict(found)) if as_json else tell(found))
+    stored = _kept(found, folder)
+    if as_json:
+        typer.echo(json.dumps({**to_dict(found), "stored": stored}))
+    else:
+        typer.echo("\n".join([tell(found), *(f"stored {file}" for file in stored)]))
+
+
+def _known(request: OnlineRequest, folder: Path) -> SearchStore:
+    """Return what earlier searches on this machine measured, and earlier plans anywhere."""
+    types = worker_types(platform.node() or "machine", max(request.workers), request.speeds)
+    torch = installed_torch()
+    searches, plans = (read_store(one, __version__, torch) for one in (folder / FOLDER, folder))
+    for line in (*searches.skipped, *plans.skipped):
+        say(line, err=True)
+    return SearchStore(types, searches.models, plans.models)
+
+
+def _kept(found: OnlineResult, folder: Path | None) -> list[str]:
+    """Store what was measured; return the file if it changed."""
+    if folder is None or found.profile is None:
+        return []
+    try:
+        file = keep(found.profile, folder / FOLDER)
+    except ConfigError as error:
+        say(str(error), err=True)
+        return []
+    return [] if file is None else [str(file)]
 
 
 def request_of(
@@ -198,6 +232,7 @@ def to_dict(found: OnlineResult) -> dict[str, Any]:
         "epochs": journal["epochs"],
         "epochs_by": found.epochs_by,
         "continued": found.continued,
+        "reused": [one.to_dict() for one in found.reused],
         "trained_s": found.total_s,
         "folder": str(found.journal.file.parent),
         "checkpoints": str(found.journal.file.parent / CHECKPOINTS),

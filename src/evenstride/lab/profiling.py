@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from evenstride.errors import ConfigError, LaunchError, TraceError
 from evenstride.lab.processes.local_launch import await_ends
 from evenstride.lab.processes.trial_checkpoints import Trials, require_script
 from evenstride.planner.workload.from_trace import curve_points, facts
+from evenstride.planner.workload.model_store import command_text
 from evenstride.planner.workload.workload_profile import DeviceProfile, Model, WorkloadProfile
 from evenstride.runtime.host.network_interfaces import ON_LOOPBACK
 from evenstride.runtime.launching.process_starters import (
@@ -114,7 +114,7 @@ def _measured(
         evenstride=found.evenstride,
         torch=found.torch,
         made_on=measuring.made_on,
-        script=_shown(measuring.command),
+        script=command_text(measuring.command),
         model=Model(
             parameters=found.parameters, gradient_bytes=found.gradient_bytes, digest=found.digest
         ),
@@ -130,8 +130,3 @@ def _measured(
             ),
         ),
     )
-
-
-def _shown(command: Sequence[str]) -> str:
-    """Return script and arguments for a shell in the folder of the script."""
-    return shlex.join((Path(command[0]).name, *command[1:]))

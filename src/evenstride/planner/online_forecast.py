@@ -109,6 +109,8 @@ class Probe:
     drift: float = 0.0  # relative standard deviation of the mean of later steps
     # Time of an epoch beyond its steps; ``None`` if no whole epoch was measured
     beside_s: float | None = None
+    # Relative standard deviation of steps from another search; 0 if measured in this one
+    doubt: float = 0.0
 
     def to_plain(self) -> dict[str, Any]:
         plain = _PROBES.dump_python(self, mode="json")
@@ -170,9 +172,45 @@ def foresee(
         )
         cost = Interval(*(job.cost_usd(choice.workers, t) for t in _ends(time_s)))
         total = epochs_so_far + left * whole.value
-        known = choice in model.measured
+        known = any(probe.choice == choice and not probe.doubt for probe in probes)
         found.append(OnlineForecast(choice, step.whole, time_s, cost, total, known, own_s))
     return found
+
+
+def misses(job: TrainingJob, stored: Sequence[Probe], measured: Sequence[Probe]) -> list[float]:
+    """Return the logarithm of each measured step over its forecast from another search's probes."""
+    model = _StepModel.of(job, stored)
+    pairs = [(probe.step_s, model.step(probe.choice)) for probe in measured]
+    return [log(step_s / there.value) for step_s, there in pairs if there is not None]
+
+
+def carried_over(
+    job: TrainingJob, stored: Sequence[Probe], measured: Sequence[Probe], doubt: float | None
+) -> tuple[Probe, ...]:
+    """Return what another search measured elsewhere, scaled to the steps that this one measured.
+
+    Its error is ``doubt``. ``None`` is for the same job: there it is how far the other search
+    misses the measured steps. Without a measurement in common, nothing is carried over.
+    """
+    here = {probe.choice for probe in measured}
+    missed = misses(job, stored, measured) if stored else []
+    if not missed:
+        return ()
+    by = exp(float(np.mean(missed)))
+    own = float(np.sqrt(np.mean(np.square(missed))))
+    error = max(own, _LEAST_ERROR) if doubt is None else doubt
+    return tuple(
+        replace(probe, step_s=by * probe.step_s, points=_scaled(probe, by), doubt=error)
+        for probe in stored
+        if probe.choice not in here
+    )
+
+
+def _scaled(probe: Probe, by: float) -> tuple[tuple[Point, ...], ...]:
+    return tuple(
+        tuple(point.model_copy(update={"step_s": by * point.step_s}) for point in points)
+        for points in probe.points
+    )
 
 
 def _beside_s(probes: Sequence[Probe]) -> float:
@@ -216,7 +254,7 @@ def _pooled(probes: Sequence[Probe]) -> _UncertainStep:
     """Return the mean step over all visits of a configuration; their scatter is its error."""
     times_s = [probe.step_s for probe in probes]
     value = float(np.average(times_s, weights=[probe.steps for probe in probes]))
-    apart = float(np.std(times_s)) / value
+    apart = max(float(np.std(times_s)) / value, *(probe.doubt for probe in probes))
     drift = sqrt(sum(probe.drift**2 for probe in probes)) / len(probes)
     return _UncertainStep(value, max(apart, _LEAST_ERROR), drift)
 
@@ -229,6 +267,7 @@ class _StepModel:
     ring: Ring
     measured: Mapping[Configuration, _UncertainStep]
     longer: Mapping[int, _UncertainStep]  # by number of workers, as logarithms
+    doubt: float = 0.0  # the largest of the probes
 
     @classmethod
     def of(cls, job: TrainingJob, probes: Sequence[Probe]) -> _StepModel:
@@ -242,7 +281,7 @@ class _StepModel:
             bare = plain._bare(choice)
             if bare is not None:
                 longer[choice.workers] = replace(step, value=log(step.value / bare.time_s))
-        return cls(curves, ring, measured, longer)
+        return cls(curves, ring, measured, longer, max(probe.doubt for probe in probes))
 
     def step(self, choice: Configuration) -> _UncertainStep | None:
         """Return a step; ``None`` if a worker was not measured, or gets no sample."""
@@ -260,7 +299,9 @@ class _StepModel:
         own = max(
             curve.error_at(share) for curve, share in zip(self.curves, bare.shares, strict=False)
         )
-        return _UncertainStep(bare.time_s * exp(more.value), hypot(apart, own), more.drift)
+        return _UncertainStep(
+            bare.time_s * exp(more.value), hypot(apart, own, self.doubt), more.drift
+        )
 
     def _bare(self, choice: Configuration) -> StepEstimate | None:
         if choice.workers > len(self.curves):

@@ -50,6 +50,7 @@ class OnlineStanding:
     trained: Trained  # samples at each batch so far
     switch_s: float = USUAL_SWITCH_S  # cost of a switch in seconds
     visits: int = 1  # number of configurations used so far, including the current one
+    confirmed: bool = False  # whether a stored model chose the current one, and holds there
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +79,13 @@ def choices(workers: Sequence[int], batches: Sequence[int]) -> tuple[Configurati
     return tuple(sorted(Configuration(w, b) for w in set(workers) for b in set(batches) if b >= w))
 
 
+def best_known(
+    job: TrainingJob, possible: Sequence[Configuration], stored: Sequence[Probe]
+) -> tuple[OnlineForecast, ...]:
+    """Return the forecasts before the first step, by another search's probes, the best first."""
+    return _ranked(foresee(job, possible, stored, {}), job.objective)
+
+
 def decide(
     job: TrainingJob,
     possible: Sequence[Configuration],
@@ -93,6 +101,8 @@ def decide(
     known = _Comparison(job, here, ranked, probes, standing)
     if here.time_s.value <= 0:
         return known.stay("no training is left")
+    if standing.confirmed:
+        return known.stay(f"{standing.present} is the best by the stored model, which holds here")
     if standing.visits >= MOST_PROBES:
         return known.last()
     far = max(possible)
@@ -181,7 +191,7 @@ class _Comparison:
         stay = self.stay(f"{self.here.choice} is {self._best_in}")
         if self.job.objective is Objective.KNEE:
             return stay
-        seen = {probe.choice for probe in self.probes}
+        seen = {probe.choice for probe in self.probes if not probe.doubt}
         high = self._own(self.here).high
         for one in self.ranked[1:]:
             if one.choice in seen or self._own(one).low >= high:

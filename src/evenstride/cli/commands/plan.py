@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _ONLINE = frozenset(
     {"online", "workers", "speeds", "usd_per_h", "folder", "probe_steps", "restore"}
 )
-_BOTH = frozenset({"runs", "epochs", "trained", "batches", "objective", "as_json"})
+_BOTH = frozenset({"runs", "epochs", "trained", "batches", "objective", "as_json", "store"})
 
 
 def plan(
@@ -238,7 +238,8 @@ def plan(
     completes the plans of the same job and of similar ones.
 
     With --online, the script trains on this machine. The search for the number of workers and the
-    batch runs during the training, and its steps count.
+    batch runs during the training, and its steps count. It begins with what earlier searches of
+    the same or a similar job have stored.
 
     Examples:
         evenstride plan profile.json --epochs 30
@@ -277,7 +278,7 @@ def plan(
             probe_steps=probe_steps,
             restore=restore,
         )
-        plan_online.perform(search, as_json=as_json)
+        plan_online.perform(search, store, as_json=as_json)
         return
     from evenstride.cli.plan_request import ClusterRequest, PlanRequest, PriceRequest, wishes_of
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import date
 
 from evenstride.core.gradients.noise_scale import Z95
 from evenstride.errors import ConfigError
@@ -34,22 +35,34 @@ from evenstride.planner.online_forecast import (
     OnlineForecast,
     Probe,
     TrainingJob,
+    carried_over,
+    misses,
 )
 from evenstride.planner.online_policy import (
     USUAL_SWITCH_S,
     OnlineDecision,
     OnlineStanding,
     awaits_noise,
+    best_known,
     choices,
     decide,
     extremes,
     must_restart,
     overhead,
-    surest,
     whole_epochs,
     with_gamma,
 )
+from evenstride.planner.online_store import (
+    SearchStore,
+    StoredKnowledge,
+    confirms,
+    knowledge_of,
+    search_profile,
+)
 from evenstride.planner.workload.epochs_to_target import epochs_of_runs
+from evenstride.planner.workload.from_trace import Facts
+from evenstride.planner.workload.model_store import command_text, of_script
+from evenstride.planner.workload.workload_profile import WorkloadProfile
 
 _LOOK_S = 0.5  # between two reads of a trace
 _TELL_S = 30.0  # between two progress messages after the choice
@@ -63,8 +76,13 @@ _NO_STEP = (
 Say = Callable[[str], None]
 
 
-def search(asked: OnlineRequest, say: Say = lambda _: None) -> OnlineResult:
-    """Train a script to its end, and find the best workers and batch meanwhile."""
+def search(
+    asked: OnlineRequest, say: Say = lambda _: None, store: SearchStore | None = None
+) -> OnlineResult:
+    """Train a script to its end, and find the best workers and batch meanwhile.
+
+    With a ``store``, it begins with what earlier searches measured.
+    """
     require_script(asked.command[0])
     if asked.speeds:
         check_fit(asked.speeds, usable_cpus())
@@ -73,7 +91,7 @@ def search(asked: OnlineRequest, say: Say = lambda _: None) -> OnlineResult:
     trials = Trials(asked.folder.resolve() / CHECKPOINTS, restore=asked.restore)
     with ground(asked.speeds) as (on, limits):
         say(limits)
-        return _Search(asked, on, journal, trials, say).run()
+        return _Search(asked, on, journal, trials, say, store or SearchStore()).run()
 
 
 @dataclass(slots=True)
@@ -83,6 +101,9 @@ class _Search:
     journal: SearchJournal
     trials: Trials
     say: Say
+    store: SearchStore
+    known: StoredKnowledge | None = None  # what the store knows of this job, once it is known
+    facts: Facts | None = None  # of the workload
     possible: tuple[Configuration, ...] = ()
     foreseen: tuple[OnlineForecast, ...] = ()
     started_s: float = 0.0  # time of the first committed step since the latest start
@@ -124,6 +145,18 @@ class _Search:
         return at
 
     def _first(self) -> Configuration:
+        """Return the best configuration by the stored model of the command, else the smallest."""
+        found = of_script(self.asked.command, self.store.searches)
+        if found:
+            profile, like = found[0][0].profile, found[0][1]
+            batches = self.asked.batches or (profile.global_batch,)
+            known = self._knowledge(profile.model_copy(update={"global_batch": min(batches)}))
+            possible = choices(self.asked.workers, batches)
+            job = self._job(profile.samples, profile.model.gradient_bytes, min(batches), known, [])
+            if known.probes and (ranked := best_known(job, possible, known.probes)):
+                self.foreseen = ranked
+                self.say(f"{ranked[0].choice} is the best by the stored model of {like.why}")
+                return ranked[0].choice
         fewest = min(self.asked.workers)
         if not self.asked.batches:
             return Configuration(fewest, 0)
@@ -161,6 +194,13 @@ class _Search:
             self.say(line)
         at.settle(known)
         self.possible = choices(self.asked.workers, self.asked.batches or (known.global_batch,))
+        self.facts = known
+        if self.known is None:
+            self.known = self._knowledge(self._profile(known, []))
+            for part in self.known.parts:
+                self.say(part.sentence(date.today()))
+            if self.foreseen and not self.known.probes:
+                self.say("the stored model is of another model or other data, so it does not count")
         # Work that was saved before an interruption counts for the configuration of that time.
         self.journal.train(at.choice.batch, at.began - self.journal.samples)
         self.journal.enter(at.choice, at.crew.phase.epochs)
@@ -192,26 +232,18 @@ class _Search:
 
     def _noise_known(self, at: OnlineTraining, probe: Probe) -> bool:
         """Return whether a phase needs no more steps for its noise."""
-        if len(set(self.asked.batches)) < 2 or self.asked.trained:
+        assert self.known is not None, "the phase trains"
+        if len(set(self.asked.batches)) < 2 or self.asked.trained or self.known.settled:
             return True
         return not awaits_noise(probe.noise, at.samples / (self.asked.epochs * at.length))
 
     def _decide(self, at: OnlineTraining, probe: Probe) -> OnlineDecision:
         known = facts_of(at.crew.phase.trace)
         assert known is not None, "the phase has been measured"
-        job = TrainingJob(
-            at.length,
-            self.asked.epochs,
-            min(self.asked.batches or (at.choice.batch,)),
-            known.gradient_bytes,
-            self.asked.objective,
-            self.asked.usd_per_h,
-            surest([one.noise for one in self.journal.probes]),
-            len(set(self.asked.batches)) or 1,
-            epochs_of_runs(with_gamma(self.asked.trained, self.journal.probes))
-            if self.asked.trained
-            else None,
-        )
+        assert self.known is not None, "the phase trains"
+        measured = [*(one for one in self.journal.probes if one is not probe), probe]
+        base = min(self.asked.batches or (at.choice.batch,))
+        job = self._job(at.length, known.gradient_bytes, base, self.known, measured)
         trained = dict(self.journal.trained)
         trained[at.choice.batch] = trained.get(at.choice.batch, 0.0) + at.samples
         standing = OnlineStanding(
@@ -219,9 +251,11 @@ class _Search:
             trained,
             self.journal.switch_s(USUAL_SWITCH_S),
             len(self.journal.switches) + 1,
+            confirms(job, self.possible, self.known, measured),
         )
-        before = [one for one in self.journal.probes if one is not probe]
-        decision = decide(job, self.possible, [*before, probe], standing)
+        stored = carried_over(job, self.known.probes, measured, self.known.doubt)
+        self._compare(job, probe)
+        decision = decide(job, self.possible, [*stored, *measured], standing)
         self.foreseen = decision.foreseen  # the epochs follow from it
         self.epochs_by = job.lasts.why
         self.journal.decide(decision.reason, self._epochs(at.choice))
@@ -229,6 +263,45 @@ class _Search:
         if decision.to is None and job.batches > 1:
             self.say(self.epochs_by)
         return decision
+
+    def _job(
+        self,
+        samples: int,
+        gradient_bytes: float,
+        base: int,
+        known: StoredKnowledge,
+        probes: Sequence[Probe],
+    ) -> TrainingJob:
+        """Return the training, with the noise and the epochs that the store knows."""
+        trained = self.asked.trained
+        return TrainingJob(
+            samples,
+            self.asked.epochs,
+            base,
+            gradient_bytes,
+            self.asked.objective,
+            self.asked.usd_per_h,
+            known.noise_with(probes),
+            len(set(self.asked.batches)) or 1,
+            epochs_of_runs(with_gamma(trained, self.journal.probes)) if trained else known.fitted,
+        )
+
+    def _knowledge(self, profile: WorkloadProfile) -> StoredKnowledge:
+        """Return what the store knows of a job; ``--trained`` has its epochs by batch already."""
+        epochs = None if self.asked.trained else self.asked.epochs
+        return knowledge_of(profile, epochs, self.asked.batches, self.store)
+
+    def _profile(self, known: Facts, probes: Sequence[Probe]) -> WorkloadProfile:
+        base = min(self.asked.batches or (known.global_batch,))
+        return search_profile(
+            known, probes, self.store.types, command_text(self.asked.command), base
+        )
+
+    def _compare(self, job: TrainingJob, probe: Probe) -> None:
+        """Say how far the stored model misses a measured step."""
+        assert self.known is not None, "the phase trains"
+        if self.known.probes and (missed := misses(job, self.known.probes, [probe])):
+            self.say(f"the stored model misses this step by {math.exp(-missed[0]) - 1:+.1%}")
 
     def _switch(self, at: OnlineTraining, to: Configuration) -> OnlineTraining | None:
         begun_s, step, step_s = time.monotonic(), at.crew.steps, self.journal.probes[-1].step_s
@@ -328,8 +401,17 @@ class _Search:
             per_s = after.choice.batch / after.step_s
             cost = overhead(self.journal.search_s, samples, per_s, now_s - at.first_s)
         total_s = now_s - self.started_s
+        kept = bool(self.journal.probes and self.store.types)
         return OnlineResult(
-            self.journal, self.foreseen, after, cost, total_s, self.continued, self.epochs_by
+            self.journal,
+            self.foreseen,
+            after,
+            cost,
+            total_s,
+            self.continued,
+            self.epochs_by,
+            self._profile(self.facts, self.journal.probes) if self.facts and kept else None,
+            self.known.parts if self.known else (),
         )
 
 

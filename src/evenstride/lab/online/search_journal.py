@@ -14,6 +14,8 @@ from evenstride.lab.processes.speeds import Speeds
 from evenstride.planner.online_forecast import Configuration, OnlineForecast, Probe
 from evenstride.planner.online_policy import Overhead
 from evenstride.planner.search.selection import Objective
+from evenstride.planner.workload.model_reuse import ReusedPart
+from evenstride.planner.workload.workload_profile import WorkloadProfile
 
 CHECKPOINTS = "checkpoints"
 """Folder of the checkpoints, in the folder of a run."""
@@ -180,9 +182,11 @@ class OnlineResult:
     after: Probe | None
     # Cost of the search; ``None`` without a choice, or if the search was continued.
     overhead: Overhead | None
-    total_s: float  # seconds of training since the latest start, from its first step
-    continued: bool = False  # whether the search was interrupted and continued
-    epochs_by: str = ""  # where the epochs at other batches come from; empty before a decision
+    total_s: float  # seconds of training since the latest start, from its first step.
+    continued: bool = False  # whether the search was interrupted and continued.
+    epochs_by: str = ""  # where the epochs at other batches come from; empty before a decision.
+    profile: WorkloadProfile | None = None  # what was measured, for the store
+    reused: tuple[ReusedPart, ...] = ()  # what was taken from the store
 
 
 def opened(folder: Path, asked: dict[str, Any]) -> SearchJournal:

@@ -151,7 +151,7 @@ def _with_steps(
             found = _scaled_device(job, [one.profile for one in sources], name)
             if found is None or not accepts(found) or not (like or len(sources) >= _FEWEST_JOBS):
                 continue
-            doubt, own = _doubt(like, errors), devices.get(name)
+            doubt, own = doubt_of(like, errors), devices.get(name)
             points = tuple(_doubted(point, doubt) for point in found.points)
             update = {"points": (*(own.points if own else ()), *points)}
             devices[name] = (own or found).model_copy(update=update)
@@ -170,7 +170,7 @@ def _sources(
         yield tuple(models), None
 
 
-def _doubt(like: JobLikeness | None, errors: Errors | None) -> float:
+def doubt_of(like: JobLikeness | None, errors: Errors | None) -> float:
     """Return the error of scaled times; that of the same job is in its own points."""
     if like is not None and like.same:
         return 0.0

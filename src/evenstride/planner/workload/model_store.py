@@ -124,12 +124,16 @@ def _file_name(profile: WorkloadProfile) -> str:
 def _renewed(old: WorkloadProfile, new: WorkloadProfile) -> WorkloadProfile:
     """Return both; what the newer profile measured replaces the older measurement."""
     devices = {one.type: one for one in (*old.devices, *new.devices)}
+    clusters = {(one.types, one.batch): one for one in (*old.clusters, *new.clusters)}
     trainings = dict[ReachedTraining, None].fromkeys((*old.trainings, *new.trainings))
     others = {name: getattr(old, name) for name in ("links", "noise", "beside_s")}
     missing = {name: value for name, value in others.items() if getattr(new, name) is None}
-    return new.model_copy(
-        update={"devices": tuple(devices.values()), "trainings": tuple(trainings), **missing}
-    )
+    both = {
+        "devices": tuple(devices.values()),
+        "clusters": tuple(clusters.values()),
+        "trainings": tuple(trainings),
+    }
+    return new.model_copy(update={**both, **missing})
 
 
 def words_of(profile: WorkloadProfile) -> tuple[str, ...]:
@@ -138,6 +142,11 @@ def words_of(profile: WorkloadProfile) -> tuple[str, ...]:
         return tuple(shlex.split(profile.script))
     except ValueError:  # in an older profile, with a quote in it
         return tuple(profile.script.split())
+
+
+def command_text(command: Sequence[str]) -> str:
+    """Return script and arguments for a shell in the folder of the script."""
+    return shlex.join((Path(command[0]).name, *command[1:]))
 
 
 def script_of(profile: WorkloadProfile) -> str:
