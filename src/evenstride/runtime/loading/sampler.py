@@ -70,7 +70,9 @@ class StepSampler:
         bucketed: bool = False,  # whether a rank's samples of a step are ordered by cost
     ) -> None:
         self._costs, self._bucketed, self._revision = costs, bucketed, fit.revision
-        self.order, self.own_s = order, 0.0
+        self.order = order
+        self.own_s = 0.0
+        """Time spent in the code of sampler and loader, in seconds."""
         self._gate, self._rank, self._fit = gate, rank, fit
         self._seeded, self._sizes = seeded, sizes
         self._drawn: deque[tuple[Draw, Keys]] = deque()
