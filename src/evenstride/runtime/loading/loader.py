@@ -318,8 +318,8 @@ class TrainLoader(DataLoader[Any]):
                     del source  # its processes end before new ones are forked
                     source = self._source()
                     asked_s += clock.timer.now() - started_s  # the time is torch's, not ours
-            # In the sampler, because torch's loader makes setting an attribute slow.
-            self._steps.own_s += clock.timer.now() - asked_s
+            # Counted there, because torch's loader makes setting its own attributes slow.
+            self._steps.worked(clock.timer.now() - asked_s)
             item = self._fetch(source)
             if item is None:
                 return
@@ -338,7 +338,7 @@ class TrainLoader(DataLoader[Any]):
         modelled = not fresh and draw.share > 0
         handed_s = clock.timer.fetch_ended(draw.step, draw.share, modelled=modelled)
         clock.handed_out(draw.samples, compiled=step.watched.compiled)
-        self._steps.own_s += handed_s - fetched_s
+        self._steps.worked(handed_s - fetched_s)
 
     def _explain(self) -> None:
         """Raise the reason why the last backward pass did not finish."""

@@ -130,6 +130,10 @@ class StepSampler:
     def left(self) -> None:
         """Note that the loop has ended: what was drawn but not trained will be drawn again."""
 
+    def worked(self, seconds: float) -> None:
+        """Count time that the loader spent in evenstride's own code."""
+        self.own_s += seconds
+
     def delivered(self) -> tuple[Draw, Keys]:
         """Return draw and keys of the batch that the loader yields now."""
         return self._drawn.popleft()
