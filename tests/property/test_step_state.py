@@ -16,7 +16,6 @@ from evenstride.runtime.loss.batch_in_hand import (
     UNSTEPPED,
     StepEvent,
     StepState,
-    after,
 )
 
 E, S = StepEvent, StepState
@@ -28,7 +27,7 @@ def _run(events: list[StepEvent]) -> list[tuple[StepState, StepEvent, StepState]
     state, taken = S.NO_BATCH, []
     for event in events:
         try:
-            following = after(state, event)
+            following = TRANSITIONS[state, event]
         except UsageError:
             assert (state, event) not in TRANSITIONS
             continue
@@ -114,9 +113,9 @@ def test_the_optimizers_step_counts_only_after_the_commit(events: list[StepEvent
 
 def test_from_every_state_a_loop_can_be_left_and_every_state_is_reached() -> None:
     for state in S:
-        left = after(state, E.LEAVE)
+        left = TRANSITIONS[state, E.LEAVE]
         assert left is (S.LEFT_UNSTEPPED if state in UNSTEPPED else S.NO_BATCH)
-        assert after(left, E.DRAW) is S.DRAWN
+        assert TRANSITIONS[left, E.DRAW] is S.DRAWN
     reached, edge = {S.NO_BATCH}, [S.NO_BATCH]
     while edge:
         following = {new for (old, _), new in TRANSITIONS.items() if old is edge[-1]} - reached

@@ -119,6 +119,10 @@ class Fleet:
     def __len__(self) -> int:
         return len(self.workers)
 
+    def __hash__(self) -> int:
+        # Without the workers themselves: hashing thousands would cost more than what is cached.
+        return hash((len(self.workers), self.global_batch))
+
 
 @lru_cache(maxsize=4)
 def as_array(shares: Shares) -> IntArray:

@@ -201,18 +201,18 @@ def _largest_below_optimum(
 
 def _fill_earliest(times: StepTimes, shares: IntArray, upper: IntArray, missing: int) -> IntArray:
     """Return shares with ``missing`` more units; ties go to the smaller share, then the rank."""
-    # Assigned one by one, each unit goes to the worker that would finish it first. No time falls
-    # with the share, so these are the units that finish first overall: for each worker one more,
-    # two more and so on, until ``missing`` other units finish earlier.
+    # One by one, each unit goes to the worker that would finish it first. No time falls with the
+    # share, so these are the ``missing`` further units of all workers that finish first.
     if not missing:
         return shares
-    ranks, last = np.arange(len(shares)), min(missing, len(shares)) - 1
+    ranks, known_s, latest_s = np.arange(len(shares)), np.zeros(0), np.inf
     further: list[tuple[FloatArray, IntArray, IntArray]] = []
     while len(ranks) and len(further) < missing:
         more = shares + len(further) + 1
         end_s = np.where(more <= upper, times.at(more), np.inf)[ranks]
-        if not further:  # later units cannot be among the first
-            latest_s = np.partition(end_s, last)[last] if last + 1 == missing else np.inf
+        known_s = np.concatenate([known_s, end_s])
+        if len(known_s) - len(end_s) < missing <= len(known_s):  # later units come too late
+            latest_s = np.partition(known_s, missing - 1)[missing - 1]
         few = np.flatnonzero(end_s <= latest_s)
         ranks = ranks[few]
         further.append((end_s[few], more[ranks], ranks))

@@ -8,6 +8,7 @@ slowest speed; the papers use it. It holds only if times are proportional to the
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 import numpy as np
@@ -24,6 +25,7 @@ WORTH_IT = 0.03
 """Smallest gain, as a fraction of the step time, for which we recommend balancing."""
 
 
+@lru_cache(maxsize=4)  # policies ask in every decision
 def equal_split(fleet: Fleet) -> Shares:
     """Return equal shares, except for a remainder and for bounds."""
     equal = apportion(np.ones(len(fleet)), fleet.global_batch, fleet.lower, fleet.upper)

@@ -8,15 +8,12 @@ last of its workers has reported it.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
 
 import numpy as np
 
 from evenstride.core.allocation.speedup import JudgedTime, SplitReference, judged_time
 from evenstride.core.arrays import FloatArray
 from evenstride.core.time_model.observation import Measurements
-
-_Steps = MappingProxyType[int, tuple[tuple[int, int, float, float], ...]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,8 +38,8 @@ class Ledger(JudgedTime):
     # Duration of the steps, a number: for each step the mean over the workers. They begin and end
     # it together, except for delays that they make up in the next step.
     took_s: float = 0.0
-    # Steps not yet reported by all, as (worker, share, busy and waiting seconds).
-    pending: _Steps = field(default_factory=lambda: MappingProxyType({}))
+    # Reports of steps that not all have reported yet; see `_reports`.
+    pending: FloatArray = field(default_factory=lambda: np.zeros((5, 0)))
 
     @classmethod
     def empty(cls, workers: int) -> Ledger:
@@ -65,33 +62,27 @@ class Ledger(JudgedTime):
     def book(self, observations: Measurements, reference: SplitReference | None = None) -> Ledger:
         """Return the ledger after some observations; unmodelled steps are booked as well."""
         totals = {name: getattr(self, name).copy() for name in _SUMS}
-        # Lists, because a tuple copied for each row would cost W squared per step.
-        pending = {step: list(rows) for step, rows in self.pending.items()}
-        for seen in observations:
-            for name in _SUMS:
-                totals[name][seen.worker] += getattr(seen, name)
-            of_steps = zip(seen.busy_s, seen.wait_s, strict=True)
-            for step, both_s in enumerate(of_steps, start=seen.first_step):
-                pending.setdefault(step, []).append((seen.worker, seen.share, *both_s))
-        whole = sorted(step for step, rows in pending.items() if len(rows) == self.workers)
-        # In order of rank, because reports come in any order.
-        rows = [sorted(pending.pop(step)) for step in whole]
-        left = MappingProxyType({step: tuple(rows) for step, rows in pending.items()})
-        after = replace(self, **totals, pending=left)
-        if not rows:
+        for name, sums_s in zip(_SUMS, observations.sums_s, strict=True):
+            np.add.at(totals[name], observations.worker, sums_s)
+        reports = np.concatenate([self.pending, _reports(observations)], axis=1)
+        # By step, then in order of rank, because reports come in any order.
+        reports = reports[:, np.lexsort((reports[1], reports[0]))]
+        _, counts = np.unique(reports[0], return_counts=True)
+        whole = np.repeat(counts == self.workers, counts)
+        after = replace(self, **totals, pending=reports[:, ~whole])
+        if not whole.any():
             return after
-        times_s = np.array([[busy_s for _, _, busy_s, _ in row] for row in rows])
-        spent_s = times_s + np.array([[wait_s for *_, wait_s in row] for row in rows])
+        _, _, splits, times_s, waits_s = reports[:, whole].reshape(5, -1, self.workers)
         # The mean: a worker that is late in one step makes up for it in the next. The sum of the
         # longest times would exceed the duration of the run.
-        lasting_s = spent_s.mean(axis=1)
+        lasting_s = (times_s + waits_s).mean(axis=1)
         after = after._with_steps(times_s, lasting_s)
         if reference is None:
             return after
         # By the measured shares, which may differ from those in force now.
-        splits = np.array([[share for _, share, *_ in row] for row in rows])
         slowest_s = times_s.max(axis=1)
-        judged = judged_time(lasting_s, slowest_s, reference.judge(splits, slowest_s))
+        others_s = reference.judge(splits.astype(np.int64), slowest_s)
+        judged = judged_time(lasting_s, slowest_s, others_s)
         return replace(
             after,
             judged_steps=after.judged_steps + judged.judged_steps,
@@ -114,6 +105,16 @@ class Ledger(JudgedTime):
             slowest_steps=self.slowest_steps + np.bincount(slowest, minlength=self.workers),
             took_s=self.took_s + float(lasting_s.sum()),
         )
+
+
+def _reports(observations: Measurements) -> FloatArray:
+    """Return step, worker, share, busy and waiting seconds of each step of each, ``(5, n)``."""
+    whose, shares = (
+        np.repeat(column, observations.steps)
+        for column in (observations.worker, observations.share)
+    )
+    step = observations.step_of_times()
+    return np.stack([step, whose, shares, observations.busy_s, observations.wait_s])
 
 
 _SUMS = ("data_s", "outside_s", "control_wait_s")

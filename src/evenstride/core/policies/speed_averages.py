@@ -8,7 +8,9 @@ measured steps decide: each worker's time is scaled to the share that it would h
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 import numpy as np
 
@@ -95,19 +97,22 @@ class SpeedAverages:
         return state
 
     def _with_steps(self, part: StepsAtSplit, model: TimeModel) -> SpeedAverages:
-        times, compared, expected_s = self.times, self.compared, model.at(part.shares)
-        for step, busy_s in enumerate(part.busy_s, part.first):
-            relative = busy_s / expected_s
-            plans = [splits for first, splits in self.plans if first <= step]
-            if plans:
-                # The curves may be too flat. In proportion to the share is the most.
-                more = plans[-1] / part.shares
-                scaled_s = np.where(more > 1.0, more * expected_s, model.at(plans[-1]))
-                steps_s = (scaled_s * relative).max(axis=1)
-                longer = np.log(steps_s / steps_s[_OWN])
-                compared = _PASSING * compared + np.stack([np.ones(len(longer)), longer, longer**2])
-            times = times + _WEIGHTS * (relative - times)
+        times, compared, relative = self.times, self.compared, part.busy_s / model.at(part.shares)
+        # An exchange may bring hundreds of steps, so only the running sums are a loop over them.
+        for each in relative:
+            times = times + _WEIGHTS * (each - times)
+        for splits, since, until in self._plans_of(part):
+            for powers in _powers(splits, part.shares, model, relative[since:until]):
+                compared = _PASSING * compared + powers
         return replace(self, times=times, compared=compared)
+
+    def _plans_of(self, part: StepsAtSplit) -> Iterator[tuple[IntArray, int, int]]:
+        """Yield the plans for some steps, each with its first step among them and the one after."""
+        end = len(part.busy_s)
+        begins = [min(max(first - part.first, 0), end) for first, _ in self.plans]
+        for (_, splits), (since, until) in zip(self.plans, pairwise([*begins, end]), strict=True):
+            if since < until:
+                yield splits, since, until
 
     def _best(self) -> int:
         """Return the split to use."""
@@ -125,6 +130,18 @@ class SpeedAverages:
         shorter = 1.0 - math.exp(self.compared[1, self.used] / self.compared[0, self.used])
         what = "the equal split" if self.used == _EQUAL else "a split by average speeds"
         return f"{what} would have made recent steps {shorter:.1%} shorter"
+
+
+def _powers(
+    splits: IntArray, shares: IntArray, model: TimeModel, relative: FloatArray
+) -> FloatArray:
+    """Return what `SpeedAverages.compared` sums of each step, ``(n, 3, 6)``."""
+    # The curves may be too flat. In proportion to the share is the most.
+    more = splits / shares
+    scaled_s = np.where(more > 1.0, more * model.at(shares), model.at(splits))
+    steps_s = (scaled_s * relative[:, np.newaxis]).max(axis=2)
+    longer = np.log(steps_s / steps_s[:, [_OWN]])
+    return np.stack([np.ones(longer.shape), longer, longer**2], axis=1)
 
 
 def _finishing_together(

@@ -141,7 +141,8 @@ def _from_columns(plain: dict[str, Any]) -> Measurements:
 
 def verdict_to_plain(verdict: Verdict) -> dict[str, Any]:
     """Return a verdict as JSON types."""
-    return asdict(verdict)
+    # `asdict` would copy the times of every rank one by one.
+    return {name: getattr(verdict, name) for name in verdict.__slots__}
 
 
 def verdict_from_plain(plain: dict[str, Any]) -> Verdict:

@@ -34,6 +34,13 @@ def _ran(shares: tuple[int, int], times_s: list[tuple[float, float]], first: int
     )
 
 
+def test_a_fleet_with_another_bound_has_its_own_equal_split() -> None:
+    bounded = Fleet((Worker("fast", max_share=4), Worker("slow")), 12)
+
+    assert [equal_split(fleet) for fleet in (FLEET, bounded, FLEET)] == [(6, 6), (4, 8), (6, 6)]
+    assert hash(FLEET) == hash(Fleet(FLEET.workers, 12))
+
+
 def test_an_equal_split_saves_nothing_to_the_last_digit() -> None:
     slowest_s, lasting_s = np.full(100, 0.034), np.full(100, 0.037)
 

@@ -198,7 +198,7 @@ def test_the_ledger_records_a_step_when_all_workers_have_reported() -> None:
 
     assert later.steps == 3
     assert later.waited_s.tolist() == [4.0, 0.5]
-    assert not later.pending
+    assert not later.pending.size
 
 
 @pytest.mark.parametrize("time_s", [float("nan"), float("inf"), -1.0, 0.0])
