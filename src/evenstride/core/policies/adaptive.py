@@ -22,12 +22,13 @@ from evenstride.core.allocation.step_forecast import StepForecast
 from evenstride.core.arrays import IntArray, Mask
 from evenstride.core.fleet import Fleet, as_array, as_shares
 from evenstride.core.formatting import signed_part
+from evenstride.core.policies.local_search import LocalSearch
 from evenstride.core.policies.measured_splits import Supervisor, fits
 from evenstride.core.policies.speed_averages import SpeedAverages
 from evenstride.core.policy import Decision, Keep, Move, Situation
 from evenstride.core.spec import check_settings, within
 from evenstride.core.time_model.observation import Measurements
-from evenstride.core.time_model.pooling import Kinds, pooled
+from evenstride.core.time_model.pooling import Kinds, pooled, with_shared_cliffs
 
 # Uncertainty below which measurements need not be frequent.
 _SETTLED_DOUBT = 0.02
@@ -117,7 +118,8 @@ class Adaptive:
         # A worker with a share of 0 runs one sample.
         at = np.maximum(now, 1) if self.allow_idle else now
         kinds = Kinds.of(estimate, at, state.kinds)
-        outlook = StepForecast(pooled(estimate, at, kinds), fleet, self.noise_margin).daring(now)
+        known = with_shared_cliffs(pooled(estimate, at, kinds), kinds.each)
+        outlook = StepForecast(known, fleet, self.noise_margin).daring(now)
         unclear = estimate.seen.unclear
         recurring = None
         if not (unclear.any() or state.idle.away or state.supervisor.overdrawn):
@@ -125,10 +127,7 @@ class Adaptive:
         state = replace(state, kinds=kinds, recurs=recurring is not None)
         if recurring is not None:
             return state, recurring
-        supervisor, measured = state.supervisor, None
-        if not state.explained:
-            supervisor, measured = state.supervisor.judged(situation)
-        state = replace(state, supervisor=supervisor)
+        state, measured = _by_measured_steps(state, situation)
         if measured is not None:
             return state, measured
         if unclear.any():
@@ -139,7 +138,7 @@ class Adaptive:
             return state, Keep(reason, settled=False)
 
         def usual(outlook: StepForecast) -> Decision:
-            return self._compare(outlook, situation, supervisor)
+            return self._compare(outlook, situation, state.supervisor)
 
         if not self.allow_idle:
             return state, usual(outlook)
@@ -221,6 +220,22 @@ class Adaptive:
         return Keep(reason, settled=doubt < _SETTLED_DOUBT)
 
 
+def _by_measured_steps(
+    state: AdaptiveState, situation: Situation
+) -> tuple[AdaptiveState, Decision | None]:
+    """Return the decision if the measured steps leave no choice."""
+    supervisor = state.supervisor
+    if state.explained:
+        return state, None
+    if supervisor.hold is not None:
+        searched = state.search.decide(situation, supervisor)
+        if searched is not None:
+            search, supervisor, decision = searched
+            return replace(state, search=search, supervisor=supervisor), decision
+    supervisor, measured = supervisor.judged(situation)
+    return replace(state, supervisor=supervisor), measured
+
+
 def _worth(
     outlook: StepForecast,
     situation: Situation,
@@ -244,6 +259,9 @@ def _for_recurring(outlook: StepForecast, situation: Situation, min_gain: float)
         return None
     planned = speeds.next_split(situation.fleet, now, situation.lag, apart)
     if planned is None:
+        return None
+    least, slow, _ = outlook.estimate.seen.cliffs
+    if ((slow > 0) & (planned.shares > least)).any():  # its curves know no cliffs
         return None
     gain, why = planned.gain, f"speeds change back and forth {planned.how}"
     if gain <= 2 * min_gain:
@@ -329,6 +347,7 @@ class AdaptiveState:
     kinds: Kinds | None = None  # the kinds of workers that it used; ``None`` before the first.
     idle: Idle = field(default_factory=Idle)
     supervisor: Supervisor = field(default_factory=Supervisor)
+    search: LocalSearch = field(default_factory=LocalSearch)
     discoveries: int = 0  # number of cliffs and waves that the curves knew
     # Whether the curves have explained since why another split took longer. Until the split that
     # they led to has been measured, the steps before it say nothing about it.

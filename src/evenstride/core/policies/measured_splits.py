@@ -372,7 +372,7 @@ class Supervisor:
 
     def risk(self, situation: Situation) -> float:
         """Return by what part the steps of a trial may be longer, after so long without one."""
-        return min(self._spare() * (situation.step - self.begun) / _TRIAL_STEPS, _MOST_RISK)
+        return min(self.spare() * (situation.step - self.begun) / _TRIAL_STEPS, _MOST_RISK)
 
     def _noticing(self, seen: StepsAtSplit, estimate: Estimate) -> Supervisor:
         """Return the state with the changes of speed that the split in force cannot explain."""
@@ -439,14 +439,14 @@ class Supervisor:
         equal, better = self.equal, self.better
         return max(equal.step_s / better.step_s - 1.0, 0.0) if equal and better else 0.0
 
-    def _spare(self) -> float:
+    def spare(self) -> float:
         """Return the part of a step that may be spent on trials."""
         return _BUDGET + min(_OF_GAIN * self._gains(), _MOST_SPENT)
 
     def _until(self, step: int, debt_s: float, failures: int) -> int:
         """Return the step until which the shares stay."""
         assert self.better is not None
-        repaid = ceil(debt_s / (self.better.step_s * self._spare()))
+        repaid = ceil(debt_s / (self.better.step_s * self.spare()))
         stays = max(_STAYS, repaid) * 2 ** min(failures - 1, 12)
         return step + min(int(stays), _MOST_STAYS)
 

@@ -25,7 +25,7 @@ import numpy as np
 
 from evenstride.core.arrays import FloatArray, IntArray
 from evenstride.core.time_model.curve_update import observed
-from evenstride.core.time_model.estimates import CurveEstimates, Estimate, Samples
+from evenstride.core.time_model.estimates import PROOF, CurveEstimates, Estimate, Samples
 from evenstride.core.time_model.observation import medians
 
 # A part is divided again if its scatter is this many standard deviations above chance.
@@ -270,6 +270,41 @@ def pooled(estimate: Estimate, shares: IntArray, kinds: Kinds | None = None) -> 
     shares = estimate.counted(shares)
     stray = _stray(estimate.now, shares, np.sqrt(estimate.noise), kinds.each)
     return replace(estimate, now=_drawn_together(estimate.now, shares, kinds.each, stray))
+
+
+def with_shared_cliffs(estimate: Estimate, kinds: IntArray) -> Estimate:
+    """Return the estimate with the lowest cliff of each kind for all that may have it.
+
+    Memory and caches of equal workers overflow at the same share. A worker that has had so many
+    samples without a cliff has shown that it has another one, or none.
+
+    Args:
+        estimate: of all workers.
+        kinds: number of each worker's kind, ``(W,)``.
+
+    Cost:
+        ``O(W)``; almost nothing while no cliff is known.
+    """
+    seen = estimate.seen
+    known = np.flatnonzero((seen.limit[1] > 0) & (seen.proof >= PROOF))
+    if not len(known):
+        return estimate
+    known = known[np.argsort(seen.limit[1, known], kind="stable")]
+    with_one, first = np.unique(kinds[known], return_index=True)
+    lowest = np.full(int(kinds.max()) + 1, -1)
+    lowest[with_one] = known[first]
+    one, had = lowest[kinds], seen.share.max(axis=0)
+    some = np.flatnonzero((one >= 0) & (seen.limit[1] == 0) & (had < seen.limit[1, one]))
+    if not len(some):
+        return estimate
+    one, names = one[some], ("limit", "limit_level", "proof", "tries")
+    shared = replace(seen, **{name: getattr(seen, name).copy() for name in names})
+    least, most, since = seen.limit[:, one]
+    since = since - seen.steps[one] + seen.steps[some]
+    shared.limit[:, some] = np.maximum(least, had[some]), most, since
+    shared.limit_level[some] = seen.limit_level[one] + seen.slower[one] - seen.slower[some]
+    shared.proof[some], shared.tries[some] = PROOF, seen.tries[one]
+    return replace(estimate, seen=shared)
 
 
 def _unsure(estimate: Estimate) -> float:

@@ -193,10 +193,12 @@ def _moved(seen: ShareTimes, moves: _Moves) -> tuple[ShareTimes, Mask]:
     stale = (known & change) | moves.late
     whose, last = w[stale], np.where(moves.late, moves.since, found[3])[stale]
     seen.share[1:, whose] = np.where(seen.used[1:, whose] > last, 0, seen.share[1:, whose])
-    seen.limit[:, whose] = 0
-    # A cliff that one step showed is forgotten with the share.
+    # So may a cliff that was found since.
+    doubted = whose[seen.limit[2, whose] > last]
+    # A cliff that one step showed is forgotten with the share, and with what that step took.
     gone = w[(seen.proof[w] < PROOF) & (moves.share <= seen.limit[0, w])]
-    seen.limit[:, gone] = 0
+    seen.share[1:, gone] *= seen.share[1:, gone] <= seen.limit[0, gone]
+    seen.limit[:, doubted], seen.limit[:, gone] = 0, 0
     odd = moves.new & (np.abs(moves.off) > _ODD_STD * moves.std)
     seen.odd[w] |= odd
     share = np.log(moves.share / np.maximum(moves.before[0], 1))

@@ -146,3 +146,20 @@ def test_a_single_slow_step_at_more_samples_is_forgotten_with_the_share() -> Non
     after = _after(CALM, (60, 1.4), (50, 0.24), (60, 1.4))
 
     assert after.model.limits is None
+
+
+def test_a_slow_step_that_was_forgotten_hides_no_cliff() -> None:
+    once = _after(CALM, (60, 1.4), *[(50, 0.24)] * 3)
+
+    again = _after(once, (64, 1.5), (64, 1.5))
+
+    assert again.seen.cliffs[:2, 0].tolist() == [50, 64]
+
+
+def test_a_speed_that_changes_elsewhere_leaves_an_older_cliff() -> None:
+    met = _after(CALM, (60, 1.4), (60, 1.4), *[(50, 0.24)] * 4, *[(40, 0.2)] * 4)
+
+    slower = _after(met, (50, 0.48), (50, 0.48))
+
+    assert slower.seen.cliffs[:2, 0].tolist() == [50, 60]
+    assert _at(slower, 60) == pytest.approx(2.8, rel=0.1)
