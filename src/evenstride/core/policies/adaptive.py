@@ -127,7 +127,7 @@ class Adaptive:
         state = replace(state, kinds=kinds, recurs=recurring is not None)
         if recurring is not None:
             return state, recurring
-        state, measured = _by_measured_steps(state, situation)
+        state, measured = _by_measured_steps(state, situation, known.seen.limit)
         if measured is not None:
             return state, measured
         if unclear.any():
@@ -221,19 +221,17 @@ class Adaptive:
 
 
 def _by_measured_steps(
-    state: AdaptiveState, situation: Situation
+    state: AdaptiveState, situation: Situation, limit: IntArray
 ) -> tuple[AdaptiveState, Decision | None]:
     """Return the decision if the measured steps leave no choice."""
-    supervisor = state.supervisor
     if state.explained:
         return state, None
-    if supervisor.hold is not None:
-        searched = state.search.decide(situation, supervisor)
-        if searched is not None:
-            search, supervisor, decision = searched
-            return replace(state, search=search, supervisor=supervisor), decision
-    supervisor, measured = supervisor.judged(situation)
-    return replace(state, supervisor=supervisor), measured
+    supervisor, measured = state.supervisor.judged(situation)
+    search = state.search
+    if supervisor.hold is not None and isinstance(measured, Keep):
+        searched = search.decide(situation, supervisor, limit)
+        search, supervisor, measured = searched or (search, supervisor, measured)
+    return replace(state, search=search, supervisor=supervisor), measured
 
 
 def _worth(

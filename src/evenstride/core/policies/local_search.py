@@ -12,9 +12,9 @@ from math import exp
 import numpy as np
 
 from evenstride.core.allocation.integer_splits import equal_finish
-from evenstride.core.arrays import Shares
-from evenstride.core.fleet import as_shares
-from evenstride.core.policies.measured_splits import Supervisor, Tried, fits
+from evenstride.core.arrays import IntArray, Shares
+from evenstride.core.fleet import as_array, as_shares
+from evenstride.core.policies.measured_splits import Hold, Supervisor, Tried
 from evenstride.core.policy import Decision, Keep, Move, Situation
 from evenstride.core.time_model.estimates import TimeModel
 from evenstride.errors import InfeasibleShares
@@ -41,68 +41,74 @@ _SURE_STD, _LEAST, _LONGER = 2.0, 0.005, 0.1
 class LocalSearch:
     """What one decision of the search leaves to the next."""
 
-    part: float = _PART  # part of their shares that late workers give.
-    trial: Shares | None = None  # the split on trial.
-    since: int = 0  # step from which on the next split may be tried.
-    failures: int = 0  # number of trials in a row that failed; each doubles the wait.
+    begun: int = -1  # the step at which the wait began that it belongs to
+    part: float = _PART  # part of their shares that late workers give
+    since: int = 0  # step from which on the next split may be tried
+    ended: int = 0  # step at which the latest trial ended
+    failures: int = 0  # number of trials in a row that failed; each doubles the wait
 
     def decide(
-        self, situation: Situation, supervisor: Supervisor
+        self, situation: Situation, supervisor: Supervisor, limit: IntArray
     ) -> tuple[LocalSearch, Supervisor, Decision] | None:
-        """Return the decision during the wait after curves have failed, ``None`` for no change."""
-        hold, kept = supervisor.hold, supervisor.better
-        if hold is None or kept is None or situation.step >= hold.until:
+        """Return the decision during the wait after curves have failed, ``None`` for no change.
+
+        ``limit`` is `ShareTimes.limit`, with what workers of one kind know of each other.
+        """
+        hold, kept, step = supervisor.hold, supervisor.better, situation.step
+        if hold is None or kept is None:
             return None
-        if supervisor.failures < _FAILURES and not supervisor.overdrawn:
+        if self.begun != hold.begun:
+            return LocalSearch(hold.begun).decide(situation, supervisor, limit)
+        if hold.trial == situation.shares:
+            return self._on_trial(situation, supervisor, hold, kept)
+        untrusted = supervisor.failures >= _FAILURES or supervisor.overdrawn
+        due = step >= max(self.since, hold.begun + _BETWEEN)
+        if not untrusted or not due or kept.steps < _KNOWN or supervisor.away is not None:
             return None
-        if not fits(kept.shares, situation.fleet):
+        split = _shifted(situation, kept, self.part, limit)
+        # New shapes must have been earned.
+        earned_s = supervisor.spare() * (step - max(hold.begun, self.ended)) * kept.step_s
+        if split is None or situation.estimate.firsts.split_s(as_array(split)) > earned_s:
             return None
-        if self.trial == situation.shares:
-            return self._on_trial(situation, supervisor, kept)
-        there = as_shares(kept.shares) == situation.shares and supervisor.away is None
-        due = situation.step >= max(self.since, hold.begun + _BETWEEN)
-        split = _shifted(situation, kept, self.part) if there and due else None
-        if split is None or kept.steps < _KNOWN:
-            return None
+        on_trial = replace(supervisor, hold=replace(hold, trial=split))
         reason = f"local search: late workers get up to {self.part:.1%} fewer samples, on trial"
-        return replace(self, trial=split), supervisor, Move(split, reason, settled=False)
+        return self, on_trial, Move(split, reason, settled=False)
 
     def _on_trial(
-        self, situation: Situation, supervisor: Supervisor, kept: Tried
-    ) -> tuple[LocalSearch, Supervisor, Decision]:
-        away, estimate = supervisor.away, situation.estimate
-        pending = self, supervisor, Keep("local search: a split is on trial", settled=False)
-        if away is None or as_shares(away.now.shares) != self.trial:
-            return pending
-        off, std = away.compared(kept, estimate, away.here)
+        self, situation: Situation, supervisor: Supervisor, hold: Hold, kept: Tried
+    ) -> tuple[LocalSearch, Supervisor, Decision] | None:
+        away, step = supervisor.away, situation.step
+        if away is None or as_shares(away.now.shares) != hold.trial:
+            return None
+        off, std = away.compared(kept, situation.estimate, away.here)
         if away.here >= _FEWEST and off < -(_SURE_STD * std + _LEAST):
-            assert supervisor.hold is not None
-            hold = replace(supervisor.hold, kept=away.now, lasted=0)
+            hold = replace(hold, kept=away.now, lasted=0, trial=None)
             better = replace(supervisor, better=away.now, away=None, hold=hold)
             reason = f"local search: steps are measured {1 - exp(off):.1%} shorter"
-            search = LocalSearch(min(2 * self.part, _MOST_PART))
+            search = LocalSearch(hold.begun, min(2 * self.part, _MOST_PART), ended=step)
             return search, better, Keep(reason, settled=False)
         if not away.doubtful and away.here < _MOST and (not away.here or off < _LONGER):
-            return pending
-        # Slow first steps cost, too; and until the return takes effect, further steps cost as much.
+            return None
+        # Until the return takes effect, further steps cost as much.
         cost_s = (away.now.step_s - kept.step_s) * (away.now.steps + situation.lag)
         repaid = max(cost_s, 0.0) / (kept.step_s * supervisor.spare())
-        since = situation.step + max(_BETWEEN << min(self.failures, 12), int(repaid))
+        since = step + max(_BETWEEN << min(self.failures, 12), int(repaid))
+        part = max(self.part / 2, _LEAST_PART)
+        search = replace(self, part=part, since=since, ended=step, failures=self.failures + 1)
         reason = "local search: back, because steps are not measured shorter"
-        search = LocalSearch(max(self.part / 2, _LEAST_PART), None, since, self.failures + 1)
         return search, supervisor, Move(as_shares(kept.shares), reason, settled=False)
 
 
-def _shifted(situation: Situation, kept: Tried, part: float) -> Shares | None:
+def _shifted(situation: Situation, kept: Tried, part: float, limit: IntArray) -> Shares | None:
     """Return a split in which late workers have fewer samples and early ones take them."""
-    fleet, seen, shares, each_s = situation.fleet, situation.estimate.seen, kept.shares, kept.each_s
+    fleet, shares, each_s = situation.fleet, kept.shares, kept.each_s
     last_s = float(each_s.max())
     late = each_s > _LATE * last_s
     part_of = np.maximum(shares * part, fleet.quanta)
     gives = np.where(late, np.minimum(part_of, shares - np.maximum(fleet.lower, 1)), 0)
     slack = last_s / np.maximum(each_s, 1e-9) - 1.0
     # A known cliff is a limit here, too.
-    most = np.where(seen.limit[1] > 0, np.minimum(seen.limit[0], fleet.upper), fleet.upper)
+    most = np.where(limit[1] > 0, np.minimum(limit[0], fleet.upper), fleet.upper)
     takes = np.where(late | (each_s <= 0), 0, np.minimum(shares * _OF_SLACK * slack, most - shares))
     gives, takes = gives.clip(0), takes.clip(0)
     moved = min(gives.sum(), takes.sum())

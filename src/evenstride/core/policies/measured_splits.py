@@ -17,7 +17,7 @@ from math import ceil, exp, log, sqrt
 import numpy as np
 
 from evenstride.core.allocation.speedup import equal_split
-from evenstride.core.arrays import FloatArray, IntArray
+from evenstride.core.arrays import FloatArray, IntArray, Shares
 from evenstride.core.fleet import Fleet, as_array, as_shares
 from evenstride.core.formatting import signed_part
 from evenstride.core.policy import Decision, Keep, Move, Situation
@@ -248,10 +248,7 @@ class Departed:
     def surely_worse(
         self, other: Tried, estimate: Estimate, least: float, patience: int
     ) -> float | None:
-        """Return by how much the latest split is slower than another one, if that is certain.
-
-        That takes more than ``patience`` steps.
-        """
+        """Return by how much the split is surely slower, after more than ``patience`` steps."""
         off, std = self.compared(other, estimate, self.here)
         enough = self.here + self.firsts > 1 + patience and off > _SURE_STD * std + least
         if not enough and not (self.here >= _RECENT and off > least):
@@ -284,6 +281,7 @@ class Hold:
     other: float  # logarithm of what a step took at the other split, in seconds.
     patience: int = 1  # steps for which a change of speed must last to end it
     lasted: int = 0  # steps for which one has lasted
+    trial: Shares | None = None  # the latest split that `LocalSearch` tried meanwhile
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,10 +321,7 @@ class Supervisor:
         return self.pardons < _PARDONS or not self.overdrawn
 
     def forgiven(self, *, new: bool) -> Supervisor:
-        """Return the state in which any split may be tried again, at once.
-
-        ``new`` says that the reason is new.
-        """
+        """Return the state in which any split may be tried; ``new`` if that has a new reason."""
         pardons = self.pardons + (new and self.overdrawn)
         return replace(self, away=None, hold=None, failures=0, debt_s=0.0, pardons=pardons)
 
@@ -404,8 +399,9 @@ class Supervisor:
             return replace(self, better=known, away=None)._waiting(estimate, len(seen.busy_s))
         away = Departed.after(self.away, seen, better, estimate, better.at_least_s(estimate))
         state = replace(self, away=away)
-        if self.hold is not None:  # measured before the return took effect
-            return state._owing(away.cost_s - (self.away.cost_s if self.away else 0.0))
+        if (hold := self.hold) is not None:  # measured before the return took effect, or on trial
+            cost_s = away.cost_s - (self.away.cost_s if self.away else 0.0)
+            return state if as_shares(seen.shares) == hold.trial else state._owing(hold, cost_s)
         off, std = away.compared(better, estimate, away.here)
         calm = away.here >= _ENOUGH and off <= std
         if calm or (away.here >= _RECENT and off <= _LEAST):
@@ -428,10 +424,9 @@ class Supervisor:
         lost_s += self.lost_s
         return replace(state, uneven=uneven, lost_s=lost_s, regret_s=regret_s)
 
-    def _owing(self, cost_s: float) -> Supervisor:
-        assert self.hold is not None
+    def _owing(self, hold: Hold, cost_s: float) -> Supervisor:
         debt_s = max(self.debt_s + cost_s, 0.0)
-        hold = replace(self.hold, until=self._until(self.hold.begun, debt_s, self.failures))
+        hold = replace(hold, until=self._until(hold.begun, debt_s, self.failures))
         return replace(self, debt_s=debt_s, hold=hold)
 
     def _gains(self) -> float:
@@ -479,19 +474,22 @@ class Supervisor:
             return Supervisor(equal=self.equal), None
         if state.hold is not None and situation.step >= state.hold.until:
             state = replace(state, hold=None, debt_s=0.0, mistakes=self.mistakes // 2)
-        if (hold := state.hold) is not None:
-            if as_shares(better.shares) != situation.shares:
-                return state, None  # the bounds allow no return
+        hold, here = state.hold, situation.shares
+        if hold is not None and hold.trial == here:
+            return state, Keep("local search: a split is on trial", settled=False)
+        if (hold is None or state.overdrawn) and (worse := state._back(situation)) is not None:
+            return worse
+        away, kept = state.away, as_shares(better.shares)
+        if hold is not None:
             reason = f"{hold.reason}; the shares stay until step {hold.until}{self._balance()}"
-            known = self.away is None and better.steps >= _AGAIN
-            return state, Keep(reason, settled=known)
-        if (back := state._back(situation)) is not None:
-            return back
-        away = state.away
-        if away is not None and away.doubtful and as_shares(away.now.shares) == situation.shares:
-            reason = "the first step at this split took long; the next ones show whether all do"
-            return state, Keep(reason, settled=False)
-        return state, None
+            settled = away is None and better.steps >= _AGAIN
+            # Without a trial, average speeds have led to other shares.
+            back = Move(kept, reason, settled=False) if hold.trial else None
+            return state, Keep(reason, settled) if kept == here else back
+        if away is None or not away.doubtful or as_shares(away.now.shares) != here:
+            return state, None
+        reason = "the first step at this split took long; the next ones show whether all do"
+        return state, Keep(reason, settled=False)
 
     def _balance(self) -> str:
         """Return what the run has gained or lost against the equal split."""
@@ -508,8 +506,10 @@ class Supervisor:
         # A change of speed may come at the same time as a split.
         patience = int(_PATIENCE * self.changes)
         better, equal = (self.better, self.away), (self.equal, self.uneven)
-        # Among bursts, a run that has lost too much would go on from one bad split to the next.
-        for split, away in (equal,) if self.overdrawn and not self._gains() else (better, equal):
+        # A split that stays is left for the equal one only. Among bursts, a run that has lost too
+        # much would go on from one bad split to the next.
+        only = self.hold or (self.overdrawn and not self._gains())
+        for split, away in (equal,) if only else (better, equal):
             if split is None or away is None or as_shares(split.shares) == situation.shares:
                 continue
             # The curves have learned from the first slow steps, and what they led to has not been
@@ -517,7 +517,7 @@ class Supervisor:
             early = len(away.logs) + away.firsts <= situation.lag + 2
             if early and as_shares(away.now.shares) != situation.shares:
                 continue
-            off = away.surely_worse(split, estimate, least, patience)
+            off = None if self.hold else away.surely_worse(split, estimate, least, patience)
             if off is None and split is self.better:
                 off = away.storm(split, estimate, least, patience)
             if off is None and split is self.equal:

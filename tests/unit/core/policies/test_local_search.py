@@ -12,7 +12,7 @@ import pytest
 from evenstride.core.fleet import Fleet, Shares, Worker
 from evenstride.core.policies.local_search import LocalSearch
 from evenstride.core.policies.measured_splits import Hold, Supervisor, Tried
-from evenstride.core.policy import Decision, Move, Situation
+from evenstride.core.policy import Decision, Keep, Move, Situation
 from evenstride.core.time_model.estimates import CurveEstimates, Estimate
 from evenstride.core.time_model.observation import Measurements, Observation
 
@@ -44,13 +44,13 @@ class Run:
         self.search, self.supervisor, self.estimate = LocalSearch(), Supervisor(), KNOWN
         self.reasons, self.spent_s = list[str](), 0.0
         for _ in range(4):
-            self._measure()
+            self.measure()
         kept = self.supervisor.better
         assert isinstance(kept, Tried)
         hold = Hold(self.step, 10_000, "slow", kept, float(np.log(9.0)))
         self.supervisor = replace(self.supervisor, hold=hold, failures=failures)
 
-    def _measure(self) -> Situation:
+    def measure(self) -> Situation:
         times_s = self.times(self.shares)
         self.spent_s += max(times_s)
         seen = [Observation(k, self.shares[k], self.step, (times_s[k],), (0.0,)) for k in range(3)]
@@ -60,16 +60,32 @@ class Run:
         return now
 
     def steps(self, count: int) -> Decision | None:
-        found = None
+        """Train some steps, deciding as `Adaptive` does; return the last decision."""
+        decision = None
         for _ in range(count):
-            found = self.search.decide(self._measure(), self.supervisor)
-            if found is None:
-                continue
-            self.search, self.supervisor, decision = found
-            self.reasons.append(decision.reason)
+            now = self.measure()
+            self.supervisor, decision = self.supervisor.judged(now)
+            if self.supervisor.hold is not None and isinstance(decision, Keep):
+                limit = self.estimate.seen.limit
+                found = self.search.decide(now, self.supervisor, limit)
+                self.search, self.supervisor, decision = found or (
+                    self.search,
+                    self.supervisor,
+                    decision,
+                )
+            if decision is not None:
+                self.reasons.append(decision.reason)
             if isinstance(decision, Move):
                 self.shares = decision.shares
-        return None if found is None else found[2]
+        return decision
+
+    def until_on_trial(self) -> None:
+        while self.shares == EQUAL:
+            self.steps(1)
+
+    @property
+    def searched(self) -> list[str]:
+        return [reason for reason in self.reasons if reason.startswith("local search")]
 
 
 def test_a_late_worker_gives_samples_until_all_finish_together() -> None:
@@ -85,15 +101,19 @@ def test_a_late_worker_gives_samples_until_all_finish_together() -> None:
 def test_nothing_is_tried_while_the_curves_may_be_right() -> None:
     run = Run(_proportional, failures=1)
 
-    assert run.steps(100) is None
+    run.steps(100)
+
     assert run.shares == EQUAL
+    assert not run.searched
 
 
 def test_the_search_ends_with_the_wait() -> None:
     run = Run(_proportional)
     run.supervisor = replace(run.supervisor, hold=None)
 
-    assert run.steps(100) is None
+    run.steps(100)
+
+    assert not run.searched
 
 
 def test_steps_that_are_longer_are_left_at_once_and_cost_a_small_part_of_the_run() -> None:
@@ -133,11 +153,94 @@ def test_shares_are_whole_quanta_within_their_bounds(quantum: int) -> None:
 def test_equal_times_leave_nothing_to_shift() -> None:
     run = Run(lambda _: [0.3, 0.3, 0.3])
 
-    assert run.steps(100) is None
+    run.steps(100)
+
+    assert not run.searched
 
 
 def test_its_state_can_be_pickled_and_compared() -> None:
     run = Run(_proportional)
 
-    assert isinstance(run.steps(16), Move)
+    run.until_on_trial()
+    run.steps(4)
+
     assert pickle.loads(pickle.dumps(run.search)) == run.search
+
+
+def test_a_trial_ends_also_where_the_curves_may_be_right_again() -> None:
+    run = Run(_never_shorter)
+    run.until_on_trial()
+
+    # As where a run has regained what it had lost.
+    run.supervisor = replace(run.supervisor, failures=0)
+    run.steps(8)
+
+    assert run.shares == EQUAL
+
+
+def test_a_trial_does_not_change_how_long_the_shares_stay() -> None:
+    run = Run(_never_shorter)
+    run.until_on_trial()
+    assert run.supervisor.hold is not None
+    until = run.supervisor.hold.until
+
+    run.steps(8)
+
+    assert run.shares == EQUAL
+    assert run.supervisor.hold is not None
+    assert run.supervisor.hold.until == until
+
+
+def test_shares_that_memory_has_narrowed_on_trial_are_left() -> None:
+    run = Run(_proportional)
+    run.until_on_trial()
+
+    first, second, third = run.shares
+    run.shares = (first + 1, second - 1, third)
+    run.steps(1)
+
+    assert run.shares == EQUAL
+
+
+def test_each_wait_has_a_search_of_its_own() -> None:
+    run = Run(_never_shorter)
+    run.steps(200)
+    assert run.search.failures > 0
+    assert run.supervisor.hold is not None
+
+    again = replace(run.supervisor.hold, begun=run.step, trial=None)
+    run.supervisor = replace(run.supervisor, hold=again)
+    run.until_on_trial()
+
+    assert run.search.failures == 0
+
+
+def test_new_shares_are_tried_once_their_first_step_has_been_earned() -> None:
+    run = Run(_proportional)
+    firsts = replace(run.estimate.firsts, extra_s=np.full(3, 1.0))
+    run.estimate = replace(run.estimate, firsts=firsts)
+
+    run.until_on_trial()
+
+    # 1 s at 0.5 % of a step of 0.64 s.
+    assert run.step > 1.0 / (0.005 * 0.64)
+
+
+def test_a_split_that_stays_is_left_for_the_equal_one_beyond_the_bound() -> None:
+    run = Run(lambda shares: [0.64, 0.32, 0.32] if shares == EQUAL else [0.3, 0.9, 0.3])
+    run.shares = (16, 48, 32)
+    run.supervisor = replace(run.supervisor, hold=None)
+    for _ in range(4):
+        run.measure()
+    assert run.supervisor.away is not None
+    kept = run.supervisor.away.now
+    hold = Hold(run.step, 10_000, "slow", kept, float(np.log(9.0)))
+    stays = replace(run.supervisor, better=kept, away=None, hold=hold)
+
+    run.supervisor = stays
+    run.steps(1)
+    assert run.shares == (16, 48, 32)
+
+    run.supervisor = replace(stays, regret_s=1000.0)
+    run.steps(1)
+    assert run.shares == EQUAL
