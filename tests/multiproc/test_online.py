@@ -283,33 +283,41 @@ def test_the_command_prints_what_was_found(tmp_path: Path) -> None:
 
 
 def test_a_later_search_begins_where_the_earlier_one_ended(tmp_path: Path) -> None:
-    def searched_in(name: str) -> tuple[dict[str, Any], str]:
+    def searched_in(name: str, seen: Path) -> tuple[dict[str, Any], str]:
+        # The script sees one path, so its command is the same.
         folder = tmp_path / name
         folder.mkdir()
+        seen.unlink(missing_ok=True)
+        seen.symlink_to(folder)
         command = ["plan", "--online", "--json", "--workers", "1,2", "--batches", "8,32"]
         # One worker costs less than two, and a step of 32 samples hardly longer than one of 8.
         command += ["--trained", "8:1e9", "--trained", "32:6e8", "--objective", "cost"]
         command += ["--folder", str(folder), "--store", str(tmp_path / "store")]
-        command += ["--probe-steps", "12", "--", str(SCRIPT), str(folder), "whole"]
+        command += ["--probe-steps", "12", "--", str(SCRIPT), str(seen), "whole"]
         done = CliRunner().invoke(app, command)
         assert done.exit_code == 0, done.output
         return json.loads(done.stdout), done.stderr
 
-    first, told = searched_in("first")
+    first, told = searched_in("first", tmp_path / "small")
     (file,) = (tmp_path / "store" / "online").iterdir()
     assert first["stored"] == [str(file)]
     assert first["reused"] == [] and "stored model" not in told
     assert [(one["workers"], one["batch"]) for one in first["probes"]][:2] == [(1, 8), (2, 32)]
 
-    later, told = searched_in("later")
+    later, told = searched_in("later", tmp_path / "small")
 
-    best = "1 worker with 32 samples is the best by the stored model of the command searched.py"
+    best = "1 worker with 32 samples is the best by the stored model of the same command"
     assert best in told
     assert "step times of" in told and "the stored model misses this step by" in told
     assert [one["model"] for one in later["reused"]] == ["same"]
     began = later["probes"][0]
     assert (began["workers"], began["batch"]) == (1, 32)
     assert {one["doubt"] for one in later["probes"]} == {0.0}, "the others were not measured"
+
+    # With other arguments, its model may be larger, and the best batch may not fit.
+    other, _ = searched_in("other", tmp_path / "big")
+
+    assert (other["probes"][0]["workers"], other["probes"][0]["batch"]) == (1, 8)
 
 
 def test_the_example_takes_part(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import ceil, inf, isfinite
+from math import ceil, isfinite
 from statistics import NormalDist
 
 from evenstride.core.convergence.batch_laws import MeasuredTraining, gamma_of
@@ -25,7 +25,7 @@ from evenstride.planner.online_forecast import (
 )
 from evenstride.planner.search.selection import Objective, frontier, knee
 from evenstride.planner.workload.target_runs import PARTS
-from evenstride.planner.workload.workload_profile import Noise
+from evenstride.planner.workload.workload_profile import Noise, surest
 
 USUAL_SWITCH_S = 2.0
 """Assumed cost of a switch in seconds, before the first one."""
@@ -279,16 +279,6 @@ def must_restart(here: OnlineForecast, given: int, samples: int, switch_s: float
     more = whole_epochs(here) - given
     saved_s = -more * samples / here.choice.batch * here.step_s.value
     return more > 0 or saved_s > switch_s
-
-
-def surest(measured: Sequence[Noise | None]) -> Noise | None:
-    """Return the noise scale with the narrowest interval, settled ones first; may be ``None``."""
-
-    def width(one: Noise) -> tuple[bool, float]:
-        high = inf if one.high is None else one.high
-        return one.settled is False, (high - one.low) / one.scale if one.scale > 0 else inf
-
-    return min((one for one in measured if one is not None), key=width, default=None)
 
 
 def awaits_noise(noise: Noise | None, trained: float) -> bool:

@@ -18,7 +18,7 @@ from math import inf
 from evenstride.core.convergence.batch_laws import MeasuredTraining
 from evenstride.core.gradients.noise_scale import Z95
 from evenstride.planner.online_forecast import Configuration, Probe, TrainingJob, misses
-from evenstride.planner.online_policy import best_known, surest
+from evenstride.planner.online_policy import best_known
 from evenstride.planner.workload.epochs_to_target import Epochs, epochs_of_runs
 from evenstride.planner.workload.from_trace import Facts
 from evenstride.planner.workload.model_reuse import ReusedPart, completed, doubt_of, step_errors
@@ -32,6 +32,7 @@ from evenstride.planner.workload.workload_profile import (
     Point,
     ReachedTraining,
     WorkloadProfile,
+    surest,
 )
 from evenstride.sim.engine.network import Ring
 

@@ -19,13 +19,12 @@ from evenstride.planner.online_policy import (
     extremes,
     must_restart,
     overhead,
-    surest,
     whole_epochs,
     with_gamma,
 )
 from evenstride.planner.search.selection import Objective
 from evenstride.planner.workload.epochs_to_target import epochs_of_runs
-from evenstride.planner.workload.workload_profile import Noise
+from evenstride.planner.workload.workload_profile import Noise, surest
 from tests.messages import check_message
 from tests.unit.planner.searching import Truth
 

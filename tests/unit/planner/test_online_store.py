@@ -75,6 +75,24 @@ def test_a_later_search_adds_its_configurations(tmp_path: Path) -> None:
     assert found == {between.choice, *(one.choice for one in SEEN)}
 
 
+def test_a_search_that_stays_at_once_keeps_what_the_earlier_one_knew(tmp_path: Path) -> None:
+    unsettled = Noise(scale=4000.0, low=3900.0, high=4100.0, settled=False)
+    confirming = replace(TRUTH.probe(max(POSSIBLE)), noise=unsettled)
+    (before,) = kept(tmp_path, measured()).searches
+
+    store = kept(tmp_path, search_profile(FACTS, [confirming], TYPES, "train.py", 64))
+
+    known = knowledge_of(measured(), 30.0, BATCHES, store)
+    assert known.noise == NOISE and known.settled
+    (after,) = store.searches
+    sizes = [
+        [{point.samples for point in one.points} for one in model.profile.devices]
+        for model in (before, after)
+    ]
+    assert sizes[0] == sizes[1]
+    assert 64 in sizes[1][0], "of the first worker alone, which only the earlier search measured"
+
+
 def test_the_forecast_before_the_first_step_is_that_of_the_earlier_search(tmp_path: Path) -> None:
     known = knowledge_of(measured(), 30.0, BATCHES, kept(tmp_path, measured()))
 

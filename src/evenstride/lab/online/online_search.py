@@ -145,9 +145,12 @@ class _Search:
         return at
 
     def _first(self) -> Configuration:
-        """Return the best configuration by the stored model of the command, else the smallest."""
+        """Return the best configuration by the stored model of the command, else the smallest.
+
+        With other arguments, the model may be larger, and a large batch not fit into memory.
+        """
         found = of_script(self.asked.command, self.store.searches)
-        if found:
+        if found and found[0][1].same:
             profile, like = found[0][0].profile, found[0][1]
             batches = self.asked.batches or (profile.global_batch,)
             known = self._knowledge(profile.model_copy(update={"global_batch": min(batches)}))

@@ -20,10 +20,12 @@ from pathlib import Path
 
 from evenstride.errors import ConfigError
 from evenstride.planner.workload.workload_profile import (
+    DeviceProfile,
     ReachedTraining,
     WorkloadProfile,
     read_profile,
     require_versions,
+    surest,
 )
 
 OFF = "off"
@@ -122,18 +124,32 @@ def _file_name(profile: WorkloadProfile) -> str:
 
 
 def _renewed(old: WorkloadProfile, new: WorkloadProfile) -> WorkloadProfile:
-    """Return both; what the newer profile measured replaces the older measurement."""
-    devices = {one.type: one for one in (*old.devices, *new.devices)}
+    """Return both; what the newer profile measured replaces the older measurement of the same.
+
+    Only the noise is the surest of both, since a short run ends before its own has settled.
+    """
+    devices = {one.type: one for one in old.devices}
+    devices |= {one.type: _renewed_device(devices.get(one.type), one) for one in new.devices}
     clusters = {(one.types, one.batch): one for one in (*old.clusters, *new.clusters)}
     trainings = dict[ReachedTraining, None].fromkeys((*old.trainings, *new.trainings))
-    others = {name: getattr(old, name) for name in ("links", "noise", "beside_s")}
+    others = {name: getattr(old, name) for name in ("links", "beside_s")}
     missing = {name: value for name, value in others.items() if getattr(new, name) is None}
     both = {
         "devices": tuple(devices.values()),
         "clusters": tuple(clusters.values()),
         "trainings": tuple(trainings),
+        "noise": surest([new.noise, old.noise]),
     }
     return new.model_copy(update={**both, **missing})
+
+
+def _renewed_device(old: DeviceProfile | None, new: DeviceProfile) -> DeviceProfile:
+    """Return the newer steps of a type, with the older ones of other sizes."""
+    if old is None or (old.device, old.computed_on) != (new.device, new.computed_on):
+        return new
+    sizes = {point.samples for point in new.points}
+    others = (point for point in old.points if point.samples not in sizes)
+    return new.model_copy(update={"points": (*others, *new.points)})
 
 
 def words_of(profile: WorkloadProfile) -> tuple[str, ...]:

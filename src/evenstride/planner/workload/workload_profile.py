@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
+from math import inf
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -192,6 +193,16 @@ def merged(profiles: Sequence[WorkloadProfile], *, force: bool = False) -> Workl
             "beside_s": _last(one.beside_s for one in profiles),
         }
     )
+
+
+def surest(measured: Sequence[Noise | None]) -> Noise | None:
+    """Return the noise scale with the narrowest interval, settled ones first; may be ``None``."""
+
+    def width(one: Noise) -> tuple[bool, float]:
+        high = inf if one.high is None else one.high
+        return one.settled is False, (high - one.low) / one.scale if one.scale > 0 else inf
+
+    return min((one for one in measured if one is not None), key=width, default=None)
 
 
 def require_versions(

@@ -63,6 +63,41 @@ def test_a_later_measurement_of_the_job_replaces_the_same_and_adds_the_others(
     assert found.noise == first.noise
 
 
+def test_a_later_measurement_keeps_the_points_of_other_sizes(tmp_path: Path) -> None:
+    first = job(devices=(device("small", 0.01, 0.001, (32, 128)),))
+    second = job(devices=(device("small", 0.02, 0.002, (128, 512)),))
+
+    kept(first, tmp_path)
+    found = read_profile(kept(second, tmp_path)).devices[0].points
+
+    assert found == (first.devices[0].points[0], *second.devices[0].points)
+    assert keep(second, tmp_path) is None, "nothing has changed"
+
+
+def test_points_of_another_device_are_not_of_the_same_curve(tmp_path: Path) -> None:
+    processor = device("small", 0.01, 0.001).model_copy(update={"computed_on": "cpu"})
+    graphics = device("small", 0.01, 0.0001, (64,)).model_copy(update={"computed_on": "cuda"})
+
+    kept(job(devices=(processor,)), tmp_path)
+
+    assert read_profile(kept(job(devices=(graphics,)), tmp_path)).devices == (graphics,)
+
+
+@pytest.mark.parametrize("settled", [True, None])
+def test_the_noise_that_is_known_best_stays_and_of_equals_the_newer(
+    tmp_path: Path, settled: bool | None
+) -> None:
+    known = Noise(scale=300.0, low=200.0, high=400.0, settled=settled)
+    unsettled = Noise(scale=500.0, low=490.0, high=510.0, settled=False)
+    equal = Noise(scale=600.0, low=400.0, high=800.0, settled=settled)
+
+    file = kept(job(noise=known), tmp_path)
+
+    assert keep(job(noise=unsettled), tmp_path) is None
+    assert kept(job(noise=equal), tmp_path) == file
+    assert read_profile(file).noise == equal
+
+
 def test_other_models_data_commands_and_targets_are_other_jobs(tmp_path: Path) -> None:
     others = (
         job(),
