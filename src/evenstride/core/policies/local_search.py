@@ -41,10 +41,10 @@ _SURE_STD, _LEAST, _LONGER = 2.0, 0.005, 0.1
 class LocalSearch:
     """What one decision of the search leaves to the next."""
 
-    begun: int = -1  # the step at which the wait began that it belongs to
-    part: float = _PART  # part of their shares that late workers give
-    since: int = 0  # step from which on the next split may be tried
-    ended: int = 0  # step at which the latest trial ended
+    begun: int = -1  # the step at which the wait began that it belongs to.
+    part: float = _PART  # part of their shares that late workers give.
+    since: int = 0  # step from which on the next split may be tried.
+    ended: int = 0  # step at which the latest trial ended.
     failures: int = 0  # number of trials in a row that failed; each doubles the wait
 
     def decide(
