@@ -232,3 +232,17 @@ def test_they_end_the_wait_after_a_worse_split() -> None:
     lost = AdaptiveState(supervisor=Supervisor(kept, equal=kept, hold=hold, regret_s=2.0))
     _, decision = Adaptive().decide(lost, situation)
     assert decision.reason.startswith("steps measured longer; the shares stay until step 1000")
+
+
+def test_a_split_beyond_a_known_cliff_is_not_used() -> None:
+    estimate = alternated(lambda _: EQUAL, 40)
+    cliffs = np.array([[64.0], [65.0], [9.0]])
+    seen = estimate.seen.shaped(np.array([2]), np.array([1]), cliffs)
+    behind = replace(estimate, seen=seen)
+
+    def reason(known: Estimate) -> str:
+        situation = Situation(FLEET, (64,) * 4, 40, Measurements.of(()), known, lag=2)
+        return Adaptive().decide(AdaptiveState(), situation)[1].reason
+
+    assert reason(estimate).startswith("speeds change back and forth")
+    assert not reason(behind).startswith("speeds change back and forth")
