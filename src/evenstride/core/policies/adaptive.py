@@ -359,7 +359,9 @@ class AdaptiveState:
         """Whether average speeds may be followed: times depend on shares as the curves say."""
         estimate = situation.estimate
         known = estimate.known and len(estimate.recent.share) > 0
-        odd = self.idle.away or self.recurs or self.supervisor.overdrawn
+        hold = self.supervisor.hold
+        tried = hold is not None and hold.trial is not None
+        odd = self.idle.away or self.recurs or self.supervisor.overdrawn or tried
         # Averages change the split often. New shares must have proved to be free.
         cost = estimate.firsts.cost
         costly = cost.max(initial=0) > 0 or 2 * np.count_nonzero(cost < 0) <= len(cost)

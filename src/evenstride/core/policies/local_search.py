@@ -7,7 +7,7 @@ looks for a better one near it. Its evidence is the supervisor's: the longest ti
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from math import exp
+from math import exp, log
 
 import numpy as np
 
@@ -80,17 +80,19 @@ class LocalSearch:
         away, step = supervisor.away, situation.step
         if away is None or as_shares(away.now.shares) != hold.trial:
             return None
-        off, std = away.compared(kept, situation.estimate, away.here)
+        # A spike in its last step is not why it was left.
+        usual = replace(kept, logs=(*kept.logs, log(kept.step_s)))
+        off, std = away.compared(usual, situation.estimate, away.here)
         if away.here >= _FEWEST and off < -(_SURE_STD * std + _LEAST):
             hold = replace(hold, kept=away.now, lasted=0, trial=None)
             better = replace(supervisor, better=away.now, away=None, hold=hold)
             reason = f"local search: steps are measured {1 - exp(off):.1%} shorter"
             search = LocalSearch(hold.begun, min(2 * self.part, _MOST_PART), ended=step)
             return search, better, Keep(reason, settled=False)
-        if not away.doubtful and away.here < _MOST and (not away.here or off < _LONGER):
+        if away.here < _MOST and (not away.here or off < _LONGER):
             return None
         # Until the return takes effect, further steps cost as much.
-        cost_s = (away.now.step_s - kept.step_s) * (away.now.steps + situation.lag)
+        cost_s = away.cost_s + (away.now.step_s - kept.step_s) * situation.lag
         repaid = max(cost_s, 0.0) / (kept.step_s * supervisor.spare())
         since = step + max(_BETWEEN << min(self.failures, 12), int(repaid))
         part = max(self.part / 2, _LEAST_PART)

@@ -276,7 +276,7 @@ def with_shared_cliffs(estimate: Estimate, kinds: IntArray) -> Estimate:
     """Return the estimate with the lowest cliff of each kind for all that may have it.
 
     Memory and caches of equal workers overflow at the same share. A worker that has had so many
-    samples without a cliff has shown that it has another one, or none.
+    samples without a cliff, in the shares that are remembered, has another one or none.
 
     Args:
         estimate: of all workers.

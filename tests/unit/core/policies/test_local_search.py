@@ -42,7 +42,7 @@ class Run:
         self.times, self.fleet, self.step = times, fleet, 0
         self.shares: Shares = EQUAL
         self.search, self.supervisor, self.estimate = LocalSearch(), Supervisor(), KNOWN
-        self.reasons, self.spent_s = list[str](), 0.0
+        self.reasons, self.spent_s, self.slower = list[str](), 0.0, 1.0
         for _ in range(4):
             self.measure()
         kept = self.supervisor.better
@@ -51,7 +51,7 @@ class Run:
         self.supervisor = replace(self.supervisor, hold=hold, failures=failures)
 
     def measure(self) -> Situation:
-        times_s = self.times(self.shares)
+        times_s = [self.slower * one for one in self.times(self.shares)]
         self.spent_s += max(times_s)
         seen = [Observation(k, self.shares[k], self.step, (times_s[k],), (0.0,)) for k in range(3)]
         self.step += 1
@@ -81,6 +81,7 @@ class Run:
 
     def until_on_trial(self) -> None:
         while self.shares == EQUAL:
+            assert self.step < 1000
             self.steps(1)
 
     @property
@@ -244,3 +245,33 @@ def test_a_split_that_stays_is_left_for_the_equal_one_beyond_the_bound() -> None
     run.supervisor = replace(stays, regret_s=1000.0)
     run.steps(1)
     assert run.shares == EQUAL
+
+
+def test_a_spike_before_a_trial_does_not_make_it_the_better_split() -> None:
+    run = Run(lambda shares: [0.64, 0.4, 0.4] if shares == EQUAL else [0.69, 0.4, 0.4])
+    run.steps(15)
+    assert run.shares == EQUAL
+    run.slower = 1.5
+    run.steps(1)
+    assert run.shares != EQUAL
+    run.slower = 1.0
+    run.steps(40)
+
+    assert run.shares == EQUAL
+    assert not any("shorter" in reason and "not" not in reason for reason in run.searched)
+
+
+def test_a_slow_first_step_does_not_end_a_trial() -> None:
+    warm = {EQUAL}
+
+    def times(shares: Shares) -> Sequence[float]:
+        first_s = 0.0 if shares in warm else 1.0
+        warm.add(shares)
+        return [first_s + one for one in _proportional(shares)]
+
+    run = Run(times)
+    run.until_on_trial()
+    run.steps(12)
+
+    assert any("shorter" in reason for reason in run.searched)
+    assert run.shares != EQUAL
