@@ -11,9 +11,10 @@ configurations whose shares lie between these sizes are compared. Communication 
 ring of 0.1 ms and 10 Gbit/s, and the same for all. No configuration of several workers was run.
 The time of searching is not included (`benchmarks/online.py`).
 
-Full search fits all measurements of a job, so its error is in the sample. Partial search has those
-of the smallest and the largest configuration. No-search has the model of the most similar other
-job, or the average of all others.
+Full search is fitted to the same measurements that judge it, so its error is an in-sample error.
+The oracle interpolates between the measured sizes, while full search fits a line through them.
+Partial search has the measurements of the smallest and the largest configuration. No-search has the
+model of the most similar other job, or the average of all others.
 
 The results go to `benchmarks/papers/results/search.json`.
 """

@@ -18,14 +18,19 @@ import torch
 from typer.testing import CliRunner
 
 from evenstride.cli.main import app
+from evenstride.core.convergence.batch_laws import MeasuredTraining
 from evenstride.errors import ConfigError, LaunchError
 from evenstride.lab.online.online_search import search
 from evenstride.lab.online.search_journal import OnlineRequest, opened
 from evenstride.planner.online_forecast import Configuration, Probe
+from evenstride.planner.online_store import SearchStore, search_profile, worker_types
 from evenstride.planner.search.selection import Objective
+from evenstride.planner.workload.from_trace import Facts
+from evenstride.planner.workload.model_store import StoredModel, command_text
 from evenstride.planner.workload.workload_profile import Noise, Point
 from tests.files import contents
 from tests.multiproc import searched
+from tests.unit.planner.searching import Truth
 
 SCRIPT = Path(searched.__file__)
 pytestmark = pytest.mark.timeout(400)  # several starts of two processes, in parallel with others
@@ -121,6 +126,33 @@ def test_a_training_is_exact_through_all_its_configurations(tmp_path: Path) -> N
     assert found.after is not None and found.overhead is not None
     assert 0 < found.overhead.search_s <= found.overhead.total_s
     assert any("next:" in line for line in lines) and any("stays:" in line for line in lines)
+
+
+@pytest.mark.parametrize(("measured_on", "batch"), [("here", 32), ("there", 8)])
+def test_a_search_begins_in_a_stored_configuration_of_the_same_job_only(
+    tmp_path: Path, measured_on: str, batch: int
+) -> None:
+    class Begun(Exception):
+        pass
+
+    def until_begun(line: str) -> None:
+        if "samples: begins" in line:
+            raise Begun(line)
+
+    def stored(machine: str, script: str, digest: str) -> StoredModel:
+        facts = Facts("0.1.0", "2.13.0", 8, 1, 1000, 4e3, digest, 4096, "", 1.7e9)
+        truth = Truth((1e-6, 1e-6), fixed_samples=1000.0)
+        probes = [truth.probe(Configuration(1, 8)), truth.probe(Configuration(2, 32))]
+        profile = search_profile(facts, probes, worker_types(machine, 2, ()), script, 8)
+        return StoredModel(tmp_path / "stored.json", profile)
+
+    trained = (MeasuredTraining(8, 1e9), MeasuredTraining(32, 6e8))
+    asks = asked(tmp_path, "whole", trained=trained)
+    similar = stored("here", f"{SCRIPT.name} other", "of another")
+    models = (stored(measured_on, command_text(asks.command), "of this"), similar)
+
+    with pytest.raises(Begun, match=f"1 worker with {batch} samples: begins"):
+        search(asks, until_begun, SearchStore(worker_types("here", 2, ()), models))
 
 
 def test_a_search_that_was_ended_goes_on_without_its_probes(tmp_path: Path) -> None:

@@ -197,20 +197,36 @@ def carried_over(
     if not missed:
         return ()
     by = exp(float(np.mean(missed)))
+    # Lines need the points of all stored probes, also of those measured here. They count once.
+    points, rest = _scaled(stored, measured), [one for one in stored if one.choice not in here]
     own = float(np.sqrt(np.mean(np.square(missed))))
     error = max(own, _LEAST_ERROR) if doubt is None else doubt
     return tuple(
-        replace(probe, step_s=by * probe.step_s, points=_scaled(probe, by), doubt=error)
-        for probe in stored
-        if probe.choice not in here
+        replace(probe, step_s=by * probe.step_s, points=() if number else points, doubt=error)
+        for number, probe in enumerate(rest)
     )
 
 
-def _scaled(probe: Probe, by: float) -> tuple[tuple[Point, ...], ...]:
+def _scaled(stored: Sequence[Probe], measured: Sequence[Probe]) -> tuple[tuple[Point, ...], ...]:
+    """Return each worker's stored points, scaled to the measured ones.
+
+    Their factor is not that of steps, which last longer by more than the workers' own times.
+    """
+    each = [_points(stored, worker) for worker in range(_most_workers(stored))]
+    ratios = [
+        log(point.step_s / curve.at(point.samples))
+        for worker, curve in enumerate(_curves(each))
+        for point in _points(measured, worker)
+    ]
+    by = exp(float(np.mean(ratios)))
     return tuple(
         tuple(point.model_copy(update={"step_s": by * point.step_s}) for point in points)
-        for points in probe.points
+        for points in each
     )
+
+
+def _most_workers(probes: Sequence[Probe]) -> int:
+    return max(len(probe.points) for probe in probes)
 
 
 def _beside_s(probes: Sequence[Probe]) -> float:
@@ -271,8 +287,7 @@ class _StepModel:
 
     @classmethod
     def of(cls, job: TrainingJob, probes: Sequence[Probe]) -> _StepModel:
-        most = max(len(probe.points) for probe in probes)
-        curves = _curves([_points(probes, worker) for worker in range(most)])
+        curves = _curves([_points(probes, worker) for worker in range(_most_workers(probes))])
         times = [(p.choice.workers, p.communication_s) for p in probes if p.communication_s]
         ring = _ring(links(times, job.gradient_bytes), job.gradient_bytes)
         plain, longer = cls(curves, ring, {}, {}), dict[int, _UncertainStep]()

@@ -127,6 +127,30 @@ def test_one_measurement_confirms_the_stored_model_of_the_same_job(
     assert best.choice == max(POSSIBLE) or alone.to == max(POSSIBLE)
 
 
+def test_the_stored_lines_stay_when_the_configuration_that_has_them_is_measured(
+    tmp_path: Path,
+) -> None:
+    known = knowledge_of(measured(), 30.0, BATCHES, kept(tmp_path, measured()))
+    far, between = max(POSSIBLE), Configuration(4, 256)
+    # Balanced workers have one size each, which shows no line.
+    slower = Truth(tuple(1.1 * each for each in TRUTH.per_sample_s))
+    probe = slower.probe(far)
+    here = replace(probe, points=tuple(own[:1] for own in probe.points))
+
+    carried = carried_over(TRAINING, known.probes, [here], known.doubt)
+
+    assert known.probes[0].choice == far, "the one with all points"
+    sizes = [
+        [sorted(p.samples for one in probes if n < len(one.points) for p in one.points[n])]
+        for probes in (known.probes, carried)
+        for n in range(4)
+    ]
+    assert sizes[:4] == sizes[4:], "each point once"
+    decision = decide(TRAINING, POSSIBLE, [*carried, here], OnlineStanding(far, {}))
+    (found,) = (one.step_s for one in decision.foreseen if one.choice == between)
+    assert found.value == pytest.approx(slower.step_s(between), rel=0.05)
+
+
 def test_a_confirmed_model_ends_the_search_where_a_rival_is_close(tmp_path: Path) -> None:
     known = knowledge_of(measured(), 30.0, BATCHES, kept(tmp_path, measured()))
     (best, *_) = best_known(TRAINING, POSSIBLE, known.probes)

@@ -156,7 +156,8 @@ class _Search:
             known = self._knowledge(profile.model_copy(update={"global_batch": min(batches)}))
             possible = choices(self.asked.workers, batches)
             job = self._job(profile.samples, profile.model.gradient_bytes, min(batches), known, [])
-            if known.probes and (ranked := best_known(job, possible, known.probes)):
+            ranked = best_known(job, possible, known.probes) if known.probes else ()
+            if ranked and known.doubt is None:  # not from a similar job
                 self.foreseen = ranked
                 self.say(f"{ranked[0].choice} is the best by the stored model of {like.why}")
                 return ranked[0].choice

@@ -96,8 +96,9 @@ def keep(profile: WorkloadProfile, folder: Path) -> Path | None:
         ConfigError: the file cannot be written.
     """
     file, before = folder / _file_name(profile), None
-    with suppress(ConfigError):  # the first of its job, or damaged
+    with suppress(ConfigError):  # the first of its job, damaged, or of another version
         before = read_profile(file)
+        require_versions(before, profile.evenstride, profile.torch)
         profile = _renewed(before, profile)
     if profile == before:
         return None
@@ -144,12 +145,18 @@ def _renewed(old: WorkloadProfile, new: WorkloadProfile) -> WorkloadProfile:
 
 
 def _renewed_device(old: DeviceProfile | None, new: DeviceProfile) -> DeviceProfile:
-    """Return the newer steps of a type, with the older ones of other sizes."""
+    """Return the newer steps of a type, with the older ones of other sizes that still fit.
+
+    An older limit stays until a larger size is measured.
+    """
     if old is None or (old.device, old.computed_on) != (new.device, new.computed_on):
         return new
-    sizes = {point.samples for point in new.points}
-    others = (point for point in old.points if point.samples not in sizes)
-    return new.model_copy(update={"points": (*others, *new.points)})
+    sizes, most = {point.samples for point in new.points}, new.most_samples
+    if most is None and old.most_samples is not None and max(sizes) <= old.most_samples:
+        most = old.most_samples
+    fitting = (point for point in old.points if most is None or point.samples <= most)
+    others = (point for point in fitting if point.samples not in sizes)
+    return new.model_copy(update={"points": (*others, *new.points), "most_samples": most})
 
 
 def words_of(profile: WorkloadProfile) -> tuple[str, ...]:

@@ -74,6 +74,42 @@ def test_a_later_measurement_keeps_the_points_of_other_sizes(tmp_path: Path) -> 
     assert keep(second, tmp_path) is None, "nothing has changed"
 
 
+@pytest.mark.parametrize(
+    ("before", "now", "largest", "sizes", "kept_limit"),
+    [
+        (None, 256, 128, [32, 128], 256),
+        (512, None, 128, [32, 128, 512], 512),
+        (512, None, 1024, [32, 128, 512, 1024], None),
+        (512, 2048, 1024, [32, 128, 512, 1024], 2048),
+    ],
+)
+def test_no_stored_point_is_larger_than_the_memory_and_a_limit_stays(
+    tmp_path: Path,
+    before: int | None,
+    now: int | None,
+    largest: int,
+    sizes: list[int],
+    kept_limit: int | None,
+) -> None:
+    old = device("small", 0.01, 0.001).model_copy(update={"most_samples": before})
+    new = device("small", 0.02, 0.002, (largest,)).model_copy(update={"most_samples": now})
+
+    kept(job(devices=(old,)), tmp_path)
+    (found,) = read_profile(kept(job(devices=(new,)), tmp_path)).devices
+
+    assert sorted(point.samples for point in found.points) == sizes
+    assert found.most_samples == kept_limit
+
+
+def test_a_file_of_another_version_is_replaced_and_not_merged(tmp_path: Path) -> None:
+    old = job(devices=(device("small", 0.01, 0.001),), torch="1.9.0", noise=Noise(scale=300.0))
+    new = job(devices=(device("large", 0.01, 0.001),))
+
+    kept(old, tmp_path)
+
+    assert read_profile(kept(new, tmp_path)) == new
+
+
 def test_points_of_another_device_are_not_of_the_same_curve(tmp_path: Path) -> None:
     processor = device("small", 0.01, 0.001).model_copy(update={"computed_on": "cpu"})
     graphics = device("small", 0.01, 0.0001, (64,)).model_copy(update={"computed_on": "cuda"})
