@@ -262,7 +262,7 @@ def test_a_spike_before_a_trial_does_not_make_it_the_better_split() -> None:
 
 
 def test_a_slow_first_step_does_not_end_a_trial() -> None:
-    warm = {EQUAL}
+    warm: set[Shares] = {EQUAL}
 
     def times(shares: Shares) -> Sequence[float]:
         first_s = 0.0 if shares in warm else 1.0
