@@ -16,6 +16,7 @@ from evenstride.runtime.loss.batch_in_hand import (
     UNSTEPPED,
     StepEvent,
     StepState,
+    after,
 )
 
 E, S = StepEvent, StepState
@@ -27,7 +28,7 @@ def _run(events: list[StepEvent]) -> list[tuple[StepState, StepEvent, StepState]
     state, taken = S.NO_BATCH, []
     for event in events:
         try:
-            following = TRANSITIONS[state, event]
+            following = after(state, event)
         except UsageError:
             assert (state, event) not in TRANSITIONS
             continue
@@ -113,9 +114,9 @@ def test_the_optimizers_step_counts_only_after_the_commit(events: list[StepEvent
 
 def test_from_every_state_a_loop_can_be_left_and_every_state_is_reached() -> None:
     for state in S:
-        left = TRANSITIONS[state, E.LEAVE]
+        left = after(state, E.LEAVE)
         assert left is (S.LEFT_UNSTEPPED if state in UNSTEPPED else S.NO_BATCH)
-        assert TRANSITIONS[left, E.DRAW] is S.DRAWN
+        assert after(left, E.DRAW) is S.DRAWN
     reached, edge = {S.NO_BATCH}, [S.NO_BATCH]
     while edge:
         following = {new for (old, _), new in TRANSITIONS.items() if old is edge[-1]} - reached

@@ -89,8 +89,7 @@ class DrawBarrier:
         self._next_draw = step
         # Two steps pass before the first wait, because the first step of a pass is never modelled.
         self._barrier: int | None = step + 2 if blocking else None
-        self.opening = blocking
-        """Whether steps wait for decisions; only methods of this class change it."""
+        self._opening = blocking
         self._waiting = self._stopped = False
         self._turn: BatchChange | None = None
         self._known = False  # whether the leader knows of the batch change
@@ -100,6 +99,10 @@ class DrawBarrier:
         self._timeout_s = timeout_s
         self._ask = ask
         self.waited_s = 0.0
+
+    @property
+    def opening(self) -> bool:
+        return self._opening
 
     @property
     def waiting(self) -> bool:
@@ -192,7 +195,7 @@ class DrawBarrier:
             if self._turn is not None:  # no step is drawn before the decision
                 self._known, step = True, self._turn.step
                 return BarrierReport(step, self._schedule.checksum, step, self._turn)
-            waits = self.opening and (self._waiting or standing)
+            waits = self._opening and (self._waiting or standing)
             barrier = self._next_draw if waits else self._next_draw + SLACK
             # After a rewind the latest decision may lie ahead; a later one never comes before it.
             barrier = max(barrier, self._schedule.latest)
@@ -205,9 +208,9 @@ class DrawBarrier:
         Returns ``False`` at once outside of the opening.
         """
         with self._changed:
-            if self.opening and not (self._stopped or self._waiting or self._turn):
+            if self._opening and not (self._stopped or self._waiting or self._turn):
                 self._changed.wait(_ASK_AGAIN_S)
-            return self.opening and not (self._stopped or self._waiting or self._turn)
+            return self._opening and not (self._stopped or self._waiting or self._turn)
 
     def decide(
         self, effective: int, shares: Shares | None, *, opening: bool, batch: int | None = None
@@ -227,7 +230,7 @@ class DrawBarrier:
                 self._schedule = self._schedule.replaced_from(effective, shares)
             elif shares is not None:
                 self._schedule = self._schedule.decided(effective, shares)
-            self.opening = opening
+            self._opening = opening
             # The first step of a pass is never modelled.
             ahead = 1 if batch is None else 2
             self._barrier = effective + ahead if opening else None
@@ -243,7 +246,7 @@ class DrawBarrier:
     def skip_opening(self) -> None:
         """Stop the opening: no further step waits for a decision."""
         with self._changed:
-            self.opening, self._barrier = False, None
+            self._opening, self._barrier = False, None
             self._changed.notify_all()
 
     def forget_before(self, step: int) -> None:
@@ -261,7 +264,7 @@ class DrawBarrier:
     def stop(self) -> None:
         """Remove the barrier for good, because no more decisions will come."""
         with self._changed:
-            self._stopped, self.opening, self._barrier = True, False, None
+            self._stopped, self._opening, self._barrier = True, False, None
             self._changed.notify_all()
 
     def _raise_error(self) -> None:

@@ -119,7 +119,7 @@ class TrainLoader(DataLoader[Any]):
     ) -> None:
         self._rank, self._options = rank, options
         self._standing = standing = rank.coordinator.standing
-        self._busy, self._retired = False, False
+        self._busy, self._retired, self._own_s = False, False, 0.0
         by_cost = options.costs is not None
         rank.step.limits.ask(options.max_micro_batch, options.micro_batches, by_cost=by_cost)
         self._ready: deque[LoadedBatch] = deque()
@@ -203,7 +203,7 @@ class TrainLoader(DataLoader[Any]):
     @property
     def own_s(self) -> float:
         """Time spent in evenstride's own code on the training thread, in seconds."""
-        return self._steps.own_s
+        return self._own_s + self._steps.own_s
 
     def _refuse_second_loop(self) -> None:
         if self._retired:
@@ -243,13 +243,12 @@ class TrainLoader(DataLoader[Any]):
 
     def _stand(self) -> bool:
         """Agree on the workers of the next step; return whether the group has changed."""
-        standing = self._rank.coordinator.stand()
-        if standing is self._standing:
+        before, self._standing = self._standing, self._rank.coordinator.stand()
+        if self._standing is before:
             return False
-        self._standing = standing
-        self._steps.regroup(standing.gate, standing.rank)
+        self._steps.regroup(self._standing.gate, self._standing.rank)
         if self._own_seed is not None:
-            self.generator = own_generator(self._own_seed, standing.rank)
+            self.generator = own_generator(self._own_seed, self._standing.rank)
         return True
 
     def _begin_pass(self) -> None:
@@ -318,8 +317,7 @@ class TrainLoader(DataLoader[Any]):
                     del source  # its processes end before new ones are forked
                     source = self._source()
                     asked_s += clock.timer.now() - started_s  # the time is torch's, not ours
-            # Counted there, because torch's loader makes setting its own attributes slow.
-            self._steps.worked(clock.timer.now() - asked_s)
+            self._own_s += clock.timer.now() - asked_s
             item = self._fetch(source)
             if item is None:
                 return
@@ -338,7 +336,7 @@ class TrainLoader(DataLoader[Any]):
         modelled = not fresh and draw.share > 0
         handed_s = clock.timer.fetch_ended(draw.step, draw.share, modelled=modelled)
         clock.handed_out(draw.samples, compiled=step.watched.compiled)
-        self._steps.worked(handed_s - fetched_s)
+        self._own_s += handed_s - fetched_s
 
     def _explain(self) -> None:
         """Raise the reason why the last backward pass did not finish."""

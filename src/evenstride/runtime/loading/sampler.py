@@ -70,9 +70,7 @@ class StepSampler:
         bucketed: bool = False,  # whether a rank's samples of a step are ordered by cost
     ) -> None:
         self._costs, self._bucketed, self._revision = costs, bucketed, fit.revision
-        self.order = order
-        self.own_s = 0.0
-        """Time spent in the code of sampler and loader, in seconds."""
+        self.order, self.own_s = order, 0.0
         self._gate, self._rank, self._fit = gate, rank, fit
         self._seeded, self._sizes = seeded, sizes
         self._drawn: deque[tuple[Draw, Keys]] = deque()
@@ -129,10 +127,6 @@ class StepSampler:
 
     def left(self) -> None:
         """Note that the loop has ended: what was drawn but not trained will be drawn again."""
-
-    def worked(self, seconds: float) -> None:
-        """Count time that the loader spent in evenstride's own code."""
-        self.own_s += seconds
 
     def delivered(self) -> tuple[Draw, Keys]:
         """Return draw and keys of the batch that the loader yields now."""

@@ -9,7 +9,7 @@ collectives. `TRANSITIONS` defines all changes of state; `BatchInHand` receives 
 from __future__ import annotations
 
 import logging
-from enum import IntEnum, auto
+from enum import Enum, IntEnum, auto
 
 from evenstride.core.sampling.draw import Draw
 from evenstride.errors import UsageError
@@ -73,93 +73,95 @@ COMMITTED = (_S.SYNCHRONISED, _S.STEPPED, _S.SKIPPED, *_EARLY)
 UNSTEPPED = (_S.SYNCHRONISED, _S.LEFT_UNSTEPPED)
 BACKWARD_BEGAN = (_S.IN_BACKWARD, _S.BACKWARD, _S.SYNCHRONISED, _S.STEPPED, _S.SKIPPED)
 
+TRANSITIONS: dict[tuple[StepState, StepEvent], StepState] = {
+    (_S.NO_BATCH, _E.DRAW): _S.DRAWN,
+    (_S.DRAWN, _E.SCALE): _S.SCALED,
+    (_S.SCALED, _E.SCALE): _S.SCALED,  # another loss of the batch
+    # The previous pass raised, so its callback never ran.
+    (_S.IN_BACKWARD, _E.SCALE): _S.SCALED,
+    (_S.BACKWARD, _E.SCALE): _S.BACKWARD,
+    # The graph may hold the hook of a loss that was scaled for an earlier batch.
+    (_S.DRAWN, _E.BACKWARD_BEGINS): _S.IN_BACKWARD,
+    (_S.SCALED, _E.BACKWARD_BEGINS): _S.IN_BACKWARD,
+    (_S.BACKWARD, _E.BACKWARD_BEGINS): _S.BACKWARD,
+    (_S.IN_BACKWARD, _E.GRADIENTS_READY): _S.BACKWARD,
+    (_S.BACKWARD, _E.GRADIENTS_READY): _S.BACKWARD,
+    # A checkpointed loss is scaled again when its own backward pass recomputes it.
+    (_S.SCALED, _E.GRADIENTS_READY): _S.BACKWARD,
+    (_S.BACKWARD, _E.SYNCHRONISE): _S.SYNCHRONISED,
+    # If the optimizer's step synchronises, a loop can call it before the backward pass, with the
+    # previous batch's gradients. Without a backward pass after it, the next fetch is refused.
+    (_S.DRAWN, _E.SYNCHRONISE): _S.UNSCALED,
+    (_S.SCALED, _E.SYNCHRONISE): _S.UNTRAINED,
+    (_S.IN_BACKWARD, _E.SYNCHRONISE): _S.UNTRAINED,
+    (_S.SYNCHRONISED, _E.OPTIMIZER_STEPS): _S.STEPPED,
+    (_S.SYNCHRONISED, _E.SCALER_UPDATES): _S.SKIPPED,
+    (_S.SYNCHRONISED, _E.LOOP_ENDS): _S.STEPPED,
+    # A scaler may skip the steps of some of several optimizers.
+    (_S.SKIPPED, _E.OPTIMIZER_STEPS): _S.STEPPED,
+    # The next batch after a micro-batch that is not the last, and after each committed one.
+    (_S.BACKWARD, _E.DRAW): _S.DRAWN,
+    **{(state, _E.DRAW): _S.DRAWN for state in COMMITTED},
+    # A committed step stays committed: another loss of the batch may follow, or another optimizer.
+    **{
+        (state, event): state
+        for state in COMMITTED
+        for event in (_E.SCALE, _E.BACKWARD_BEGINS, _E.GRADIENTS_READY, _E.SYNCHRONISE)
+    },
+    (_S.UNSCALED, _E.SCALE): _S.UNTRAINED,
+    **{(state, _E.GRADIENTS_READY): _S.STEPPED for state in _EARLY},
+    **{(_S.STEPPED, event): _S.STEPPED for event in (_E.OPTIMIZER_STEPS, _E.SCALER_UPDATES)},
+    (_S.SKIPPED, _E.SCALER_UPDATES): _S.SKIPPED,
+    # Once committed, a batch cannot come again: other ranks have its gradients.
+    **{
+        (state, _E.OUT_OF_MEMORY): _S.RETRY
+        for state in (_S.DRAWN, _S.SCALED, _S.IN_BACKWARD, _S.BACKWARD)
+    },
+    # Callbacks of the failed pass may still arrive.
+    **{(_S.RETRY, event): _S.RETRY for event in (_E.BACKWARD_BEGINS, _E.GRADIENTS_READY)},
+    (_S.RETRY, _E.DRAW): _S.DRAWN,
+    **{(state, _E.LEAVE): _S.NO_BATCH for state in _S},
+    # The position is past this step but the weights are not, so a state must not be saved yet.
+    **{(state, _E.LEAVE): _S.LEFT_UNSTEPPED for state in UNSTEPPED},
+    (_S.LEFT_UNSTEPPED, _E.DRAW): _S.DRAWN,
+    # An optimizer of unwatched parameters may step at any time; a loop may end anywhere.
+    **{
+        (state, event): state
+        for state in (*(set(_S) - set(COMMITTED)), *_EARLY)
+        for event in (_E.OPTIMIZER_STEPS, _E.SCALER_UPDATES)
+    },
+    (_S.LEFT_UNSTEPPED, _E.OPTIMIZER_STEPS): _S.NO_BATCH,
+    (_S.LEFT_UNSTEPPED, _E.SCALER_UPDATES): _S.NO_BATCH,
+    **{(state, _E.LOOP_ENDS): state for state in set(_S) - {_S.SYNCHRONISED}},
+}
+"""The next state for each state and event; any other combination is an error."""
 
-class _Transitions(dict[tuple[StepState, StepEvent], StepState]):
-    """Raises `UsageError` for an event that is not possible in a state."""
 
-    def __missing__(self, impossible: tuple[StepState, StepEvent]) -> StepState:
-        state, event = impossible
+def after(state: StepState, event: StepEvent) -> StepState:
+    """Return the next state; raise `UsageError` if the event is not possible in this state.
+
+    >>> after(StepState.BACKWARD, StepEvent.SYNCHRONISE).name
+    'SYNCHRONISED'
+    """
+    try:
+        return TRANSITIONS[state, event]
+    except KeyError:
         raise UsageError(
             f"{event.name.lower()} happened while the current batch was in state "
             f"{state.name.lower()}, which no training loop should cause; please report it with the "
             "code of the loop"
-        )
+        ) from None
 
 
-TRANSITIONS = _Transitions(
-    {
-        (_S.NO_BATCH, _E.DRAW): _S.DRAWN,
-        (_S.DRAWN, _E.SCALE): _S.SCALED,
-        (_S.SCALED, _E.SCALE): _S.SCALED,  # another loss of the batch
-        # The previous pass raised, so its callback never ran.
-        (_S.IN_BACKWARD, _E.SCALE): _S.SCALED,
-        (_S.BACKWARD, _E.SCALE): _S.BACKWARD,
-        # The graph may hold the hook of a loss that was scaled for an earlier batch.
-        (_S.DRAWN, _E.BACKWARD_BEGINS): _S.IN_BACKWARD,
-        (_S.SCALED, _E.BACKWARD_BEGINS): _S.IN_BACKWARD,
-        (_S.BACKWARD, _E.BACKWARD_BEGINS): _S.BACKWARD,
-        (_S.IN_BACKWARD, _E.GRADIENTS_READY): _S.BACKWARD,
-        (_S.BACKWARD, _E.GRADIENTS_READY): _S.BACKWARD,
-        # A checkpointed loss is scaled again when its own backward pass recomputes it.
-        (_S.SCALED, _E.GRADIENTS_READY): _S.BACKWARD,
-        (_S.BACKWARD, _E.SYNCHRONISE): _S.SYNCHRONISED,
-        # If the optimizer's step synchronises, a loop can call it before the backward pass, with
-        # the previous batch's gradients. Without a backward pass after it, the next fetch is
-        # refused.
-        (_S.DRAWN, _E.SYNCHRONISE): _S.UNSCALED,
-        (_S.SCALED, _E.SYNCHRONISE): _S.UNTRAINED,
-        (_S.IN_BACKWARD, _E.SYNCHRONISE): _S.UNTRAINED,
-        (_S.SYNCHRONISED, _E.OPTIMIZER_STEPS): _S.STEPPED,
-        (_S.SYNCHRONISED, _E.SCALER_UPDATES): _S.SKIPPED,
-        (_S.SYNCHRONISED, _E.LOOP_ENDS): _S.STEPPED,
-        # A scaler may skip the steps of some of several optimizers.
-        (_S.SKIPPED, _E.OPTIMIZER_STEPS): _S.STEPPED,
-        # The next batch after a micro-batch that is not the last, and after each committed one.
-        (_S.BACKWARD, _E.DRAW): _S.DRAWN,
-        **{(state, _E.DRAW): _S.DRAWN for state in COMMITTED},
-        # A committed step stays committed: another loss of the batch may follow, or another
-        # optimizer.
-        **{
-            (state, event): state
-            for state in COMMITTED
-            for event in (_E.SCALE, _E.BACKWARD_BEGINS, _E.GRADIENTS_READY, _E.SYNCHRONISE)
-        },
-        (_S.UNSCALED, _E.SCALE): _S.UNTRAINED,
-        **{(state, _E.GRADIENTS_READY): _S.STEPPED for state in _EARLY},
-        **{(_S.STEPPED, event): _S.STEPPED for event in (_E.OPTIMIZER_STEPS, _E.SCALER_UPDATES)},
-        (_S.SKIPPED, _E.SCALER_UPDATES): _S.SKIPPED,
-        # Once committed, a batch cannot come again: other ranks have its gradients.
-        **{
-            (state, _E.OUT_OF_MEMORY): _S.RETRY
-            for state in (_S.DRAWN, _S.SCALED, _S.IN_BACKWARD, _S.BACKWARD)
-        },
-        # Callbacks of the failed pass may still arrive.
-        **{(_S.RETRY, event): _S.RETRY for event in (_E.BACKWARD_BEGINS, _E.GRADIENTS_READY)},
-        (_S.RETRY, _E.DRAW): _S.DRAWN,
-        **{(state, _E.LEAVE): _S.NO_BATCH for state in _S},
-        # The position is past this step but the weights are not, so a state must not be saved yet.
-        **{(state, _E.LEAVE): _S.LEFT_UNSTEPPED for state in UNSTEPPED},
-        (_S.LEFT_UNSTEPPED, _E.DRAW): _S.DRAWN,
-        # An optimizer of unwatched parameters may step at any time; a loop may end anywhere.
-        **{
-            (state, event): state
-            for state in (*(set(_S) - set(COMMITTED)), *_EARLY)
-            for event in (_E.OPTIMIZER_STEPS, _E.SCALER_UPDATES)
-        },
-        (_S.LEFT_UNSTEPPED, _E.OPTIMIZER_STEPS): _S.NO_BATCH,
-        (_S.LEFT_UNSTEPPED, _E.SCALER_UPDATES): _S.NO_BATCH,
-        **{(state, _E.LOOP_ENDS): state for state in set(_S) - {_S.SYNCHRONISED}},
-    }
-)
-"""The next state for each state and event; any other combination is an error."""
-
-
-class Retry(IntEnum):
-    """What comes again because a batch did not fit into memory; false for nothing."""
+class Retry(Enum):
+    """What comes again because a batch did not fit into memory."""
 
     NO = 0
     BATCH = 1
     STEP = 2
+
+    def __bool__(self) -> bool:
+        return self is not Retry.NO
 
 
 class BatchInHand:
@@ -242,19 +244,19 @@ class BatchInHand:
         return largest
 
     def happened(self, event: StepEvent) -> None:
-        self._state = TRANSITIONS[self._state, event]
+        self._state = after(self._state, event)
 
     def begin(self, draw: Draw, weight: float | None) -> None:
         self.draw, self.weight, self.retry = draw, weight, Retry.NO
         if draw.samples > self._largest:
             self._largest = draw.samples
-        self.happened(StepEvent.DRAW)
+        self._state = after(self._state, StepEvent.DRAW)
         if draw.first and not draw.last:
             # After its backward pass began, only a micro-batch before the last can be repeated.
             self.clean = self._watched.without_gradients
 
     def give_up(self, what: Retry) -> None:
-        self.happened(StepEvent.OUT_OF_MEMORY)
+        self._state = after(self._state, StepEvent.OUT_OF_MEMORY)
         self.retry = what
 
     def leave(self) -> None:
@@ -264,7 +266,7 @@ class BatchInHand:
                 "drawn again, so call optimizer.zero_grad() first",
                 self.draw.step if self.draw else 0,
             )
-        self.happened(StepEvent.LEAVE)
+        self._state = after(self._state, StepEvent.LEAVE)
         self.draw, self.retry = None, Retry.NO
 
     def check_finished(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from evenstride.errors import UsageError
-from evenstride.runtime.loss.batch_in_hand import TRANSITIONS, StepEvent, StepState
+from evenstride.runtime.loss.batch_in_hand import StepEvent, StepState, after
 
 E, S = StepEvent, StepState
 
@@ -13,7 +13,7 @@ E, S = StepEvent, StepState
 def _states(*events: StepEvent) -> list[str]:
     state, seen = S.NO_BATCH, []
     for event in events:
-        state = TRANSITIONS[state, event]
+        state = after(state, event)
         seen.append(state.name)
     return seen
 
@@ -83,7 +83,7 @@ def test_what_a_loop_never_does_is_an_error_and_names_both(
     state = S[_states(*before)[-1]] if before else S.NO_BATCH
 
     with pytest.raises(UsageError) as raised:
-        TRANSITIONS[state, event]
+        after(state, event)
 
     assert event.name.lower() in str(raised.value)
     assert state.name.lower() in str(raised.value)
