@@ -330,17 +330,17 @@ def test_a_later_search_begins_where_the_earlier_one_ended(tmp_path: Path) -> No
         assert done.exit_code == 0, done.output
         return json.loads(done.stdout), done.stderr
 
-    first, told = searched_in("first", tmp_path / "small")
+    first, output = searched_in("first", tmp_path / "small")
     (file,) = (tmp_path / "store" / "online").iterdir()
     assert first["stored"] == [str(file)]
-    assert first["reused"] == [] and "stored model" not in told
+    assert first["reused"] == [] and "stored model" not in output
     assert [(one["workers"], one["batch"]) for one in first["probes"]][:2] == [(1, 8), (2, 32)]
 
-    later, told = searched_in("later", tmp_path / "small")
+    later, output = searched_in("later", tmp_path / "small")
 
     best = "1 worker with 32 samples is the best by the stored model of the same command"
-    assert best in told
-    assert "step times of" in told and "the stored model misses this step by" in told
+    assert best in output
+    assert "step times of" in output and "the stored model misses this step by" in output
     assert [one["model"] for one in later["reused"]] == ["same"]
     began = later["probes"][0]
     assert (began["workers"], began["batch"]) == (1, 32)

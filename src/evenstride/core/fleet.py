@@ -101,10 +101,10 @@ class Fleet:
             dtype=np.int64,
         )
         quanta = np.array([w.multiple for w in self.workers], dtype=np.int64)
-        quanta.flags.writeable = False
-        object.__setattr__(self, "quanta", quanta)
-        object.__setattr__(self, "lower", lower)
-        object.__setattr__(self, "upper", np.minimum(upper, max(self.global_batch, 1)))
+        most = np.minimum(upper, max(self.global_batch, 1))
+        for name, values in (("quanta", quanta), ("lower", lower), ("upper", most)):
+            values.flags.writeable = False  # splits of equal fleets are cached
+            object.__setattr__(self, name, values)
         if not int(lower.sum()) <= self.global_batch <= int(upper.sum()):
             unlimited = any(w.max_share is None for w in self.workers)
             raise InfeasibleShares(

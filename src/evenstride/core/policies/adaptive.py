@@ -227,11 +227,12 @@ def _by_measured_steps(
     if state.explained:
         return state, None
     supervisor, measured = state.supervisor.judged(situation)
-    search = state.search
     if supervisor.hold is not None and isinstance(measured, Keep):
-        searched = search.decide(situation, supervisor, limit)
-        search, supervisor, measured = searched or (search, supervisor, measured)
-    return replace(state, search=search, supervisor=supervisor), measured
+        searched = state.search.decide(situation, supervisor, limit)
+        if searched is not None:
+            search, supervisor, decision = searched
+            return replace(state, search=search, supervisor=supervisor), decision
+    return replace(state, supervisor=supervisor), measured
 
 
 def _worth(

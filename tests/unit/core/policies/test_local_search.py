@@ -68,11 +68,8 @@ class Run:
             if self.supervisor.hold is not None and isinstance(decision, Keep):
                 limit = self.estimate.seen.limit
                 found = self.search.decide(now, self.supervisor, limit)
-                self.search, self.supervisor, decision = found or (
-                    self.search,
-                    self.supervisor,
-                    decision,
-                )
+                if found is not None:
+                    self.search, self.supervisor, decision = found
             if decision is not None:
                 self.reasons.append(decision.reason)
             if isinstance(decision, Move):
