@@ -42,7 +42,7 @@ def run_to_end(
         environment: Variables in addition to those of this process.
         **options: Of `subprocess.Popen`.
     """
-    process = subprocess.Popen(
+    with subprocess.Popen(
         command,
         env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", **environment},
         stdout=subprocess.PIPE,
@@ -50,9 +50,9 @@ def run_to_end(
         text=True,
         start_new_session=True,
         **options,
-    )
-    try:
-        output, _ = process.communicate(timeout=deadline_s)
-    finally:
-        end(process, TORCHRUN_S)
+    ) as process:
+        try:
+            output, _ = process.communicate(timeout=deadline_s)
+        finally:
+            end(process, TORCHRUN_S)
     return process.returncode, output

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import hashlib
+import threading
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -31,6 +35,29 @@ def ended(rank: int, folder: Path, first: int, steps: int) -> None:
     stride.close()
     if rank == first:
         dist.barrier()
+
+
+def released_last(rank: int) -> bool:
+    """Close a run that has the last reference to its model, while a thread of the process works.
+
+    Returns:
+        Whether the thread was done when the model was freed.
+    """
+    stride = evenstride.Stride(24)
+    model = stride.watch(DistributedDataParallel(net()))
+    done, found = threading.Event(), list[bool]()
+    weakref.finalize(model, lambda: found.append(done.is_set()))
+
+    def work() -> None:
+        for _ in range(20):  # without the interpreter lock, as the threads of a process group
+            hashlib.sha256(bytes(10**7))
+        done.set()
+
+    threading.Thread(target=work).start()
+    del model
+    stride.close()
+    gc.collect()
+    return found == [True]
 
 
 Step = Callable[[Any], float]

@@ -14,7 +14,7 @@ from evenstride.trace.codec import decode
 from evenstride.trace.decision_replay import replay
 from evenstride.trace.read import read_records
 from tests.messages import check_message
-from tests.multiproc.ending import LOOPS, ended, fetched_ahead, limited
+from tests.multiproc.ending import LOOPS, ended, fetched_ahead, limited, released_last
 
 
 @pytest.mark.parametrize("first", [0, 1, 2])
@@ -62,3 +62,8 @@ def test_fetching_ahead_is_refused_with_its_cause(ranks: RankPool, scaled: bool)
 
     assert reported[0] == reported[1]
     check_message(reported[0], "backward()")
+
+
+def test_a_model_is_released_after_the_threads_of_its_group_have_worked(ranks: RankPool) -> None:
+    """Otherwise torch may wait for a thread, which waits for the interpreter lock, forever."""
+    assert ranks.run(released_last, 2) == [True, True]

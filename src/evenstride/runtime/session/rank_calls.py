@@ -21,7 +21,7 @@ from torch import Tensor
 from evenstride.errors import RanksDisagree, WorkerLost
 from evenstride.runtime.coordination.agreement import Passed, Plain, agree, named, require_equal
 from evenstride.runtime.coordination.draw_barrier import DrawBarrier
-from evenstride.runtime.engines.process_groups import own_group
+from evenstride.runtime.engines.process_groups import let_threads_finish, own_group
 from evenstride.runtime.failures.heartbeat import Beat
 from evenstride.runtime.failures.survivors import FreeWorker, Survivors, watched
 from evenstride.runtime.loading.position import CommittedPosition
@@ -139,6 +139,11 @@ class RankCalls:
 
     def close(self) -> None:
         """Release the process group; see `Channel.close`."""
+        # What is released next may be the last reference to a model. The destructor of DDP's
+        # reducer then holds the interpreter lock while it joins the threads of the process group,
+        # and such a thread may wait for the lock in order to free a tensor: a deadlock.
+        if self._channel is not None:
+            let_threads_finish()
         self._group = self._channel = None
 
     def _passed(self, ranks: list[int]) -> dict[int, str]:
