@@ -42,7 +42,10 @@ FIGURES = (
 )
 Results = dict[str, list[Record]]
 """The undisturbed results of each figure."""
-DYNAMIC = ("static:cores", "dynamic-batching", "dynamic-batching:window=10", ADAPTIVE)
+DYNAMIC = (
+    *("static:cores", "dynamic-batching", "dynamic-batching:every=1"),
+    *("dynamic-batching:window=10", ADAPTIVE),
+)
 GPUS = ("lb-bsp-gpu", "lb-bsp-gpu:version=2018", ADAPTIVE)
 ROW = re.compile(r"^\| ([A-Z]{2}\d+) \|.*\|$", re.MULTILINE)
 LINK = "([papers](papers.md))"

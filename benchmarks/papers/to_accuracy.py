@@ -6,6 +6,9 @@ Three workers have the cores of the paper, scaled to 1.5 in total. Two more clus
 ratios of two GPU papers: P100 and Xeon, and the four GPUs of LBB. Every exact policy trains the
 same samples in the same order, so it needs the same steps; `dbs` cuts the data by its shares, and
 `asp` has no common steps. ACSOS' jobs are ResNet-50, a CNN for MNIST, and linear regression.
+
+`every=1` decides before every step, as published, and each step waits for that. Without it, a
+policy decides at exchanges, which become rarer while nothing changes.
 """
 
 from __future__ import annotations
@@ -39,8 +42,8 @@ CLUSTERS = {
 }
 LEVELS = ("H6", "H10", "H2", "H1")
 PUBLISHED = (
-    *("static:cores", "dynamic-batching", "dynamic-batching:window=10"),
-    *("lb-bsp-cpu", "dbs", "omnilearn"),
+    *("static:cores", "dynamic-batching", "dynamic-batching:every=1", "dynamic-batching:window=10"),
+    *("lb-bsp-cpu", "lb-bsp-cpu:every=1", "dbs", "omnilearn"),
 )
 POLICIES = (UNIFORM, *PUBLISHED, FIXED, ADAPTIVE)
 GPUS = (UNIFORM, "lb-bsp-gpu", "lb-bsp-gpu:version=2018", FIXED, ADAPTIVE)

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 import evenstride
+from evenstride.runtime.engines.watched_models import WatchedModels
 from tests.multiproc.training import net, rows
 
 
@@ -58,6 +59,20 @@ def released_last(rank: int) -> bool:
     stride.close()
     gc.collect()
     return found == [True]
+
+
+def released_at_once(rank: int, times: int) -> None:
+    """Release models that are the last owners of their process groups, right after a collective."""
+    for _ in range(times):
+        group = dist.new_group()
+        model = DistributedDataParallel(net(), process_group=group)
+        for _ in range(2):
+            model(rows(4)[:][1]).sum().backward()
+        watched = WatchedModels()
+        watched.add(model)
+        dist.destroy_process_group(group)
+        del model, group
+        watched.clear()
 
 
 Step = Callable[[Any], float]

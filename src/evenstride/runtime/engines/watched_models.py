@@ -44,8 +44,15 @@ class WatchedModels:
             parameter.grad = None
 
     def clear(self) -> None:
+        """Release the models."""
+        # The last owner of a process group joins its threads, which may wait for the interpreter
+        # lock. DDP's reducer would hold that lock meanwhile; Python's reference to the group, which
+        # is released last, does not (since torch 2.8).
+        engines = (engine for model in self.models for engine in engines_in(model))
+        groups = [getattr(engine, "process_group", None) for engine in engines]
         self.models.clear()
         self.parameters.clear()
+        del groups
 
 
 def engine_of(model: nn.Module) -> nn.Module:
