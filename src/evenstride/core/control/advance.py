@@ -79,7 +79,8 @@ def advance(control: Control, event: Event) -> tuple[Control, Verdict]:
         case NotMeasured():
             return _not_measured(control, event)
         case OpeningSkipped():
-            verdict = Verdict(event.step, None, exchange_after=1, judges=False)
+            following = control.cadence.fewest_steps
+            verdict = Verdict(event.step, None, exchange_after=following, judges=False)
             return replace(control, opening_left=0), verdict
 
 
@@ -111,7 +112,8 @@ def _decide(control: Control, event: Exchanged) -> tuple[Control, Verdict]:
     # Before the check for the last exchange: the last steps may be the only ones at their share.
     control, measured, sound = _learn(before, event)
     if event.last:
-        return control, Verdict(event.effective, None, reason="the run ends", exchange_after=1)
+        never = control.cadence.fewest_steps
+        return control, Verdict(event.effective, None, reason="the run ends", exchange_after=never)
     lag = max(event.effective - event.step, 0) + 1
     situation = control.situation(
         event.step, measured, lag=lag, epoch=event.epoch, epoch_over=event.epoch_over
@@ -231,7 +233,7 @@ def _form(control: Control, event: FleetFormed) -> tuple[Control, Verdict]:
         reason=why + opening.reason,
         # The first step of a pass is never modelled, so the first useful exchange is the one after
         # the second step.
-        exchange_after=2 if opening_left else 1,
+        exchange_after=2 if opening_left else control.cadence.fewest_steps,
     )
 
 
@@ -277,7 +279,7 @@ def _change(control: Control, event: MembersChanged) -> tuple[Control, Verdict]:
         go_after=parting if going else None,
         going=going,
         why_going=reason if going else "",
-        exchange_after=1,
+        exchange_after=control.cadence.fewest_steps,
     )
 
 
@@ -350,7 +352,7 @@ def _not_measured(control: Control, event: NotMeasured) -> tuple[Control, Verdic
     after, opening = serving(blank, control.roster, control.formed.global_batch, event.step)
     reason = f"steps cannot be measured ({event.reason}): {opening.reason}"
     verdict = _verdict(after, event.step, reason, _moved(control, after))
-    return after, replace(verdict, exchange_after=1)
+    return after, replace(verdict, exchange_after=control.cadence.fewest_steps)
 
 
 def _still_refused(control: Control, workers: tuple[Worker, ...]) -> tuple[int, ...]:
@@ -419,7 +421,7 @@ def _changed(
 ) -> tuple[Control, Verdict]:
     cadence = control.cadence
     # What was stable with the former batch says nothing about this one.
-    after = replace(control, cadence=replace(cadence, steps=1))
+    after = replace(control, cadence=replace(cadence, steps=cadence.fewest_steps))
     blocking = after.opening_left > 0
     return after, replace(
         _verdict(after, event.effective, opening.reason, after.rank_shares),
@@ -427,7 +429,7 @@ def _changed(
         batch=control.formed.global_batch,
         why_batch=why,
         # The first step of a pass is never modelled, so the first exchange is after the second.
-        exchange_after=2 if blocking else 1,
+        exchange_after=2 if blocking else cadence.fewest_steps,
     )
 
 

@@ -75,8 +75,8 @@ class ToleranceBand:
     """The expected times of one worker at one share, and the steps outside of them.
 
     One slow step may be a spike. A request takes two slow steps in a row that last longer than a
-    hiccup of the machine, or one that is late by more than that; one fast step is enough. After a
-    request, the band is silent until the next exchange sets it again.
+    hiccup of the machine; one fast step is enough. After a request, the band is silent until the
+    next exchange sets it again.
     """
 
     share: int = 0  # the share of the expected time; steps at another share are ignored.
@@ -95,8 +95,7 @@ class ToleranceBand:
             return replace(self, asked=True)
         if busy_s > self.expected_s * (1 + self.part):
             slow_s = self.slow_s + busy_s
-            late = self.strikes >= 1 or busy_s - self.expected_s >= HICCUP_S
-            asked = late and slow_s >= HICCUP_S
+            asked = self.strikes >= 1 and slow_s >= HICCUP_S
             return replace(self, strikes=self.strikes + 1, asked=asked, slow_s=slow_s)
         # A normal step, so the slow steps before it were spikes.
         return replace(self, strikes=0, slow_s=0.0) if self.strikes else self
@@ -111,6 +110,7 @@ class ExchangeInterval:
     # Most seconds between exchanges in a steady state; a rank that leaves its band requests one
     # sooner
     longest_s: float = 5.0
+    fewest_steps: int = 4  # fewest steps between exchanges outside the opening
     most_steps: int = 512  # steps that a rank may have to keep before it reports them
 
     def following(self, *, changed: bool, step_s: float) -> ExchangeInterval:
@@ -126,5 +126,5 @@ class ExchangeInterval:
 
     def _steps_in(self, seconds: float, step_s: float) -> int:
         # While no step time is known, short intervals are the way to measure it.
-        steps = ceil(seconds / step_s) if step_s > 0 else 1
-        return min(max(steps, 1), self.most_steps)
+        steps = ceil(seconds / step_s) if step_s > 0 else self.fewest_steps
+        return min(max(steps, self.fewest_steps), self.most_steps)

@@ -52,7 +52,7 @@ def test_a_fleet_forms_with_an_opening_split_and_its_first_exchange() -> None:
 def test_a_fixed_policy_has_no_opening_phase() -> None:
     _, (_, after) = advance(Control(policy_from_spec("uniform")), FleetFormed(0, 0, 10, TWO))
 
-    assert after == ExchangeAfter(1, False)
+    assert after == ExchangeAfter(4, False)
 
 
 def test_a_lone_worker_has_no_opening_phase() -> None:
@@ -134,7 +134,7 @@ def test_skipping_the_opening_ends_the_waiting() -> None:
     control, skipped = advance(control, OpeningSkipped(0))
     _, later = advance(control, Exchanged(4, 5, Measurements.of(())))
 
-    assert tuple(skipped) == (ExchangeAfter(1, False),)
+    assert tuple(skipped) == (ExchangeAfter(4, False),)
     assert not later.opening
 
 
@@ -161,17 +161,17 @@ def test_exchanges_grow_rare_when_calm_and_frequent_on_change() -> None:
 
 def test_fast_steps_are_exchanged_by_time_not_by_count() -> None:
     assert ExchangeInterval().following(changed=True, step_s=0.001).steps == 300
-    assert ExchangeInterval().following(changed=True, step_s=10.0).steps == 1
+    assert ExchangeInterval().following(changed=True, step_s=10.0).steps == 4
     assert ExchangeInterval(steps=512).following(changed=False, step_s=0.001).steps == 512
 
 
 def test_two_slow_steps_or_one_fast_step_leave_the_band() -> None:
-    band = ToleranceBand(share=10, expected_s=0.5, part=0.2)
+    band = ToleranceBand(share=10, expected_s=1.0, part=0.2)
 
-    assert not band.step(10, 0.59).step(10, 0.65).asked
-    assert band.step(10, 0.65).step(10, 0.65).asked
-    assert not band.step(10, 0.65).step(10, 0.5).step(10, 0.65).asked
-    assert band.step(10, 0.39).asked
+    assert not band.step(10, 1.19).step(10, 1.3).asked
+    assert band.step(10, 1.3).step(10, 1.3).asked
+    assert not band.step(10, 1.3).step(10, 1.0).step(10, 1.3).asked
+    assert band.step(10, 0.79).asked
 
 
 def test_the_band_judges_only_its_own_share_and_asks_once() -> None:

@@ -102,7 +102,7 @@ def test_the_opening_ends_when_a_worker_gets_a_notice() -> None:
 
     instructions = run.change(notice_of(1, 60.0))
 
-    following = ExchangeAfter(1, False)
+    following = ExchangeAfter(run.control.cadence.fewest_steps, False)
     assert only(ExchangeAfter, instructions) == [following]
     assert run.control.opening_left == 0
 
