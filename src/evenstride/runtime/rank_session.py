@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 
 from evenstride.runtime.batch_norm.norm_sync import NormSync
 from evenstride.runtime.coordination.leader_start import Lead
@@ -111,21 +114,33 @@ class RankSession:
         if self._closed:
             return
         self._closed = True
-        self.ties.lifecycle.notified.close()
+        with ExitStack() as stack:
+            # Each part is closed even if one before it raises.
+            for part in reversed(list(self._closing(at_exit=at_exit))):
+                stack.callback(part)
+
+    def _closing(self, *, at_exit: bool) -> Iterator[Callable[[], None]]:
+        """Yield what closes each part, in order."""
+        yield self.ties.lifecycle.notified.close
         # A device that waits for a lost rank would never reach the mark.
         if not at_exit and not self.state.gate.failed and sys.exc_info()[1] is None:
-            self.state.clock.timer.settle()
+            yield self.state.clock.timer.settle
         if self.state.noise is not None:
-            self.state.noise.close()
+            yield self.state.noise.close
         if self.sync is not None:
-            self.sync.close(in_order=self.ties.in_order(at_exit=at_exit))
-        # See Channel.close: our reference cycles must not keep torch.distributed objects alive.
-        self.ties.close(at_exit=at_exit)
-        self.team = replace(self.team, group=None, channel=None)
-        self.watcher.close()
-        self.step.close()
-        self.norms.close()
+            yield partial(self.sync.close, in_order=self.ties.in_order(at_exit=at_exit))
+        yield partial(self.ties.close, at_exit=at_exit)
+        yield self._leave_team
+        yield from (self.watcher.close, self.step.close, self.norms.close)
         if self._lead is not None:
-            self._lead.leader.close(self.reports.summary().to_dict())
-            if self._lead.step_file is not None:
-                self._lead.step_file.close()
+            yield self._close_lead
+
+    def _leave_team(self) -> None:
+        # See Channel.close: our reference cycles must not keep torch.distributed objects alive.
+        self.team = replace(self.team, group=None, channel=None)
+
+    def _close_lead(self) -> None:
+        assert self._lead is not None
+        self._lead.leader.close(self.reports.summary().to_dict())
+        if self._lead.step_file is not None:
+            self._lead.step_file.close()

@@ -144,6 +144,7 @@ class Stride:
         self._session = RankSession(team, lead, settings, environment)
         self._hooks = self._session.step.optimizers.listen()
         let_threads_finish_at_exit()
+        self._pid = os.getpid()
         atexit.register(self._close_at_exit)
 
     def loader(
@@ -512,4 +513,5 @@ class Stride:
         self._session.close(at_exit=False)
 
     def _close_at_exit(self) -> None:
-        self._session.close(at_exit=True)
+        if os.getpid() == self._pid:  # a fork of this process has none of its threads
+            self._session.close(at_exit=True)

@@ -132,6 +132,7 @@ class Checkpointer:
         self._plan_by_clock()
         # Last: it installs signal handlers, which a refused request must not do.
         self._ties.begin(_FIRST_SAVE_S, notices, self._is.cadence.saving)
+        self._pid = os.getpid()
         atexit.register(self._close_at_exit)
 
     def step(self) -> None:
@@ -425,6 +426,8 @@ class Checkpointer:
             self._end()
 
     def _close_at_exit(self) -> None:
+        if os.getpid() != self._pid:  # a fork of this process has none of its threads
+            return
         # A failing program must not wait long for other ranks, which may be gone.
         if (error := ending_exception()) is not None:
             self._abandon(error)

@@ -78,10 +78,11 @@ class DelayedTraining:
         clock: RankClock,
         place_of: Callable[[Draw], RoundPosition],
     ) -> None:
-        self._world_size, self._join, self._clock = world_size, join, clock
+        self._world_size, self._clock = world_size, clock
+        self._join: Callable[[], dist.ProcessGroup | None] | None = join
         self._place_of = place_of
         self._group: dist.ProcessGroup | None = None
-        self._joined = self._applying = False
+        self._applying = False
         self._trained = TrainedState()
         self._place = RoundPosition(0, 0, 0, 0, 1)
         self._in_flight: dict[int, tuple[Optimizer, GradientInFlight]] = {}
@@ -91,8 +92,8 @@ class DelayedTraining:
         return loss_factor(self._world_size, draw.samples, draw.window)
 
     def watch(self, module: nn.Module) -> None:
-        if not self._joined:
-            self._group, self._joined = self._join(), True
+        if self._join is not None:  # the first model
+            self._group, self._join = self._join(), None
         self._trained.watch(module)
 
     def before_step(self, optimizer: Optimizer) -> None:
@@ -129,7 +130,7 @@ class DelayedTraining:
         """
         if in_order and self._in_flight:
             usage_errors.tell_of_late_gradient()
-        self._group = None
+        self._join = self._group = None
         self._in_flight.clear()
 
     def _apply(self, optimizer: Optimizer) -> None:
