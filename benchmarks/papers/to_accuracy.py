@@ -4,8 +4,9 @@
 
 Three workers have the cores of the paper, scaled to 1.5 in total. Two more clusters have the speed
 ratios of two GPU papers: P100 and Xeon, and the four GPUs of LBB. Every exact policy trains the
-same samples in the same order, so it needs the same steps; `dbs` cuts the data by its shares, and
-`asp` has no common steps. ACSOS' jobs are ResNet-50, a CNN for MNIST, and linear regression.
+same samples in the same order, so it needs the same steps but for rounding, which matters where an
+accuracy stays just below the target. `dbs` cuts the data by its shares. `asp` has no common steps.
+ACSOS' jobs are ResNet-50, a CNN for MNIST, and linear regression.
 
 `every=1` decides before every step, as published, and each step waits for that. Without it, a
 policy decides at exchanges, which become rarer while nothing changes.

@@ -46,8 +46,8 @@ class WatchedModels:
     def clear(self) -> None:
         """Release the models."""
         # The last owner of a process group joins its threads, which may wait for the interpreter
-        # lock. DDP's reducer would hold that lock meanwhile; Python's reference to the group, which
-        # is released last, does not (since torch 2.8).
+        # lock in order to free a tensor: a deadlock. DDP's reducer holds that lock meanwhile.
+        # Python's reference, which is released last here, does not (pytorch/pytorch#154976).
         engines = (engine for model in self.models for engine in engines_in(model))
         groups = [getattr(engine, "process_group", None) for engine in engines]
         self.models.clear()

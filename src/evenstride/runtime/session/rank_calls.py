@@ -139,9 +139,8 @@ class RankCalls:
 
     def close(self) -> None:
         """Release the process group; see `Channel.close`."""
-        # What is released next may be the last reference to a model. The destructor of DDP's
-        # reducer then holds the interpreter lock while it joins the threads of the process group,
-        # and such a thread may wait for the lock in order to free a tensor: a deadlock.
+        # What is released next may be the last reference to a model and its process group; see
+        # `WatchedModels.clear`. Older torch joins the group's threads with the lock in any case.
         if self._channel is not None:
             let_threads_finish()
         self._group = self._channel = None
