@@ -45,7 +45,10 @@ def _events(history: list[tuple[Observation, ...]]) -> list[Event]:
     formed = FleetFormed(0, 0, 60, workers)
     return [
         formed,
-        *(Exchanged(2 * n, 2 * n + 1, Measurements.of(seen)) for n, seen in enumerate(history, 1)),
+        *(
+            Exchanged(2 * n, 2 * n + 1, Measurements.of(seen), decision_s=0.07 * (n % 3))
+            for n, seen in enumerate(history, 1)
+        ),
     ]
 
 

@@ -23,6 +23,7 @@ from evenstride.errors import TraceError
 from evenstride.trace.read import FORMAT
 
 _BY_TAG = {kind.__name__: kind for kind in get_args(Event) + get_args(Instruction)}
+_LONGEST_S = 1e9  # longer durations are damage
 # Times and loads of an observation that may be unknown.
 _MAYBE_UNKNOWN = (
     "busy_s",
@@ -46,8 +47,9 @@ def encode(value: Event | Instruction) -> dict[str, Any]:
     for name in ("last", "epoch_over"):
         if plain.get(name) is False:  # the usual case; older traces do not contain it either
             del plain[name]
-    if plain.get("epoch", 0) is None:  # older traces do not contain it either
-        del plain["epoch"]
+    for name, usual in (("epoch", None), ("decision_s", 0.0)):
+        if plain.get(name, 1) == usual:  # older traces do not contain it either
+            del plain[name]
     return plain
 
 
@@ -121,6 +123,8 @@ def _value(tag: str, name: str, plain: Any) -> Any:
             return tuple(map(_worker, plain))
         case "Exchanged", "observations":
             return Measurements.of(map(decode_observation, plain))
+        case "Exchanged", "decision_s":
+            return _duration(plain)
         case "Exchanged", "memory":
             return tuple(PeakMemory(**item) for item in plain)
         case _, "happenings":
@@ -132,6 +136,12 @@ def _value(tag: str, name: str, plain: Any) -> Any:
         case _, "shares":
             return _whole_numbers(plain)
     return _tuples(plain)
+
+
+def _duration(plain: Any) -> float:
+    if isinstance(plain, bool) or not isinstance(plain, int | float) or not 0 <= plain < _LONGEST_S:
+        raise ValueError(f"a duration must be a number of seconds, not {str(plain)[:40]}")
+    return plain
 
 
 def _whole_numbers(plain: Any) -> tuple[int, ...]:

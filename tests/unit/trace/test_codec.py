@@ -25,6 +25,15 @@ def test_an_observation_that_lacks_a_time_of_a_step_is_refused(name: str) -> Non
         decode(plain)
 
 
+@pytest.mark.parametrize("value", [None, True, "1", [1.0], -1.0, float("nan"), float("inf"), 1e308])
+def test_a_time_of_decisions_that_is_no_duration_is_refused(value: object) -> None:
+    plain = encode(Exchanged(6, 7, Measurements.of(()), decision_s=0.25))
+    assert plain["decision_s"] == 0.25
+
+    with raises_message(TraceError):
+        decode({**plain, "decision_s": value})
+
+
 def test_a_worker_of_a_trace_without_quanta_has_no_waves_to_be_found() -> None:
     plain = encode(FleetFormed(0, 0, 8, (Worker("host/0"),)))
     assert decode(plain) == FleetFormed(0, 0, 8, (Worker("host/0"),))

@@ -134,7 +134,9 @@ def _decide(control: Control, event: Exchanged) -> tuple[Control, Verdict]:
     expect, longest_s = expected(after)
     step_s = longest_s + shared_s if longest_s else 0.0
     # A policy that has not settled may move soon, so the interval must not double yet.
-    cadence = control.cadence.following(changed=moved or not decision.settled, step_s=step_s)
+    cadence = control.cadence.following(
+        changed=moved or not decision.settled, step_s=step_s, decision_s=event.decision_s
+    )
     after = replace(after, cadence=cadence)
     limits = control.memory.reason(before.memory, control.roster.workers, fleet.global_batch)
     return after, Verdict(

@@ -37,9 +37,11 @@ class Exchanged:
     observations: Measurements  # everything measured since the previous exchange.
     # The largest memory peaks of workers since then, as far as known.
     memory: tuple[PeakMemory, ...] = ()
-    last: bool = False  # whether the run ends, so that no rank would apply a decision
+    last: bool = False  # whether the run ends, so that no rank would apply a decision.
     epoch: int | None = None  # of the latest step, in the data; ``None`` if not known
     epoch_over: bool = False  # whether all ranks are at the end of that epoch
+    # Time that the leader usually takes for a decision, in seconds; 0 if not known.
+    decision_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -112,15 +112,21 @@ class ExchangeInterval:
     longest_s: float = 5.0
     fewest_steps: int = 4  # fewest steps between exchanges outside the opening
     most_steps: int = 512  # steps that a rank may have to keep before it reports them
+    most_part: float = 0.1  # part of an interval that a decision may take, if limits allow it
 
-    def following(self, *, changed: bool, step_s: float) -> ExchangeInterval:
+    def following(
+        self, *, changed: bool, step_s: float, decision_s: float = 0.0
+    ) -> ExchangeInterval:
         """Return the next interval; ``changed`` if shares changed or may change soon.
 
-        ``step_s`` is the expected step time in seconds; 0 if not known.
+        ``step_s`` is the expected step time and ``decision_s`` the time of a decision, in seconds;
+        0 if not known. A decision takes some milliseconds, but more than 0.1 s on a leader with a
+        tenth of a core, whose own steps it delays.
         """
         longest = self._steps_in(self.longest_s, step_s)
+        shortest_s = max(self.shortest_s, decision_s / self.most_part)
         # After a change the next times matter most, so the back-off starts again at the shortest.
-        shortest = min(self._steps_in(self.shortest_s, step_s), longest)
+        shortest = min(self._steps_in(shortest_s, step_s), longest)
         steps = shortest if changed else min(max(2 * self.steps, shortest), longest)
         return replace(self, steps=steps)
 

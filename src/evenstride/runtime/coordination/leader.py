@@ -206,6 +206,7 @@ class Leader:
         self.ledger, self._formed = Ledger.empty(0), 0
         self.exchange_at = 0  # step of the leader at which the next exchange is due
         self.changes = 0
+        self._took_s: tuple[float, ...] = ()  # time of the latest two decisions
         self.saves: SaveSchedule | None = None  # of rank 0, which knows how long a save takes
         self.noise = NoiseOfRun()  # gradient noise, as far as it is measured
         self._notices = NoticeFilter((), ())
@@ -280,6 +281,7 @@ class Leader:
         Raises:
             SplitDiverged: a rank has applied other decisions, or iterates over other data.
         """
+        started_s = time.perf_counter()
         self._prove_agreement(replies, checksum)
         effective = max(reply.barrier for reply in replies)
         met = meeting([reply.turn for reply in replies], [reply.drawn for reply in replies])
@@ -287,13 +289,21 @@ class Leader:
         # its steps, and takes effect with the first step of the next.
         over = met is not None and all(turn is not None and turn.wanted is None for turn in met)
         seen = self._of_workers(replies)
-        event = Exchanged(step, effective, *seen, epoch=epoch, epoch_over=over)
+        event = Exchanged(
+            *(step, effective, *seen),
+            epoch=epoch,
+            epoch_over=over,
+            # The shorter one, because a pause of the machine may lengthen either.
+            decision_s=min(self._took_s) if len(self._took_s) == 2 else 0.0,
+        )
         verdict = self._take(event, replies, committed_s)
         verdict = self._with_turn(verdict, met, step)
         verdict = self._with_departures_and_saves(verdict, replies, step)
         if verdict.shares is not None:
             self.changes += 1
             self._log(verdict)
+        if not self._control.postponed:  # which takes little time
+            self._took_s = (*self._took_s[-1:], time.perf_counter() - started_s)
         return self._for_ranks(verdict)
 
     def take_last(self, step: int, replies: list[Reply], committed_s: float | None) -> None:

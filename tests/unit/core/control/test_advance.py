@@ -101,7 +101,8 @@ def test_the_last_measurements_are_learned_and_decide_nothing() -> None:
 
 
 def test_the_opening_phase_ends_after_its_steps_even_if_nothing_settles() -> None:
-    control, _ = advance(Control(policy_from_spec("adaptive")), FleetFormed(0, 0, 10, TWO))
+    policy = policy_from_spec("adaptive:opening_steps=8")
+    control, _ = advance(Control(policy), FleetFormed(0, 0, 10, TWO))
     blocking = []
 
     for step in range(2, 14):
@@ -163,6 +164,40 @@ def test_fast_steps_are_exchanged_by_time_not_by_count() -> None:
     assert ExchangeInterval().following(changed=True, step_s=0.001).steps == 300
     assert ExchangeInterval().following(changed=True, step_s=10.0).steps == 4
     assert ExchangeInterval(steps=512).following(changed=False, step_s=0.001).steps == 512
+
+
+@pytest.mark.parametrize(("decision_s", "steps"), [(0.0, 3), (0.02, 3), (0.2, 20), (3.0, 50)])
+def test_decisions_take_at_most_a_tenth_of_the_time_or_come_every_5_s(
+    decision_s: float, steps: int
+) -> None:
+    cadence = ExchangeInterval(fewest_steps=1)
+
+    after = cadence.following(changed=True, step_s=0.1, decision_s=decision_s)
+    calm = cadence.following(changed=False, step_s=0.1, decision_s=decision_s)
+
+    assert after.steps == calm.steps == steps
+
+
+def test_an_exchange_with_a_slow_leader_postpones_the_next() -> None:
+    control, _ = advance(
+        Control(policy_from_spec("adaptive:opening_steps=0")), FleetFormed(0, 0, 10, TWO)
+    )
+    seen = Measurements.of((_seen(0, 5, 0.1), _seen(1, 5, 0.2)))
+
+    _, quick = advance(control, Exchanged(4, 5, seen, decision_s=0.001))
+    _, slow = advance(control, Exchanged(4, 5, seen, decision_s=0.2))
+
+    assert slow.exchange_after > quick.exchange_after
+    assert replace(slow, exchange_after=quick.exchange_after) == quick
+
+
+def test_a_slow_leader_does_not_postpone_an_exchange_for_which_the_next_step_waits() -> None:
+    control, _ = advance(Control(policy_from_spec("adaptive")), FleetFormed(0, 0, 10, TWO))
+    seen = Measurements.of((_seen(0, 5, 0.1), _seen(1, 5, 0.2)))
+
+    _, verdict = advance(control, Exchanged(2, 2, seen, decision_s=0.2))
+
+    assert (verdict.opening, verdict.exchange_after) == (True, 1)
 
 
 def test_two_slow_steps_or_one_fast_step_leave_the_band() -> None:

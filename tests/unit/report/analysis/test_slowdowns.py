@@ -17,7 +17,9 @@ Speeds = Callable[[int], tuple[float, ...]]
 STEPS = 400
 
 
-def slowed(path: Path, speeds: Speeds, policy: str = "adaptive") -> tuple[Slowdown, ...]:
+def slowed(
+    path: Path, speeds: Speeds, policy: str = "adaptive:opening_steps=8"
+) -> tuple[Slowdown, ...]:
     run = VirtualRun(path / "trace.jsonl", speeds, policy=policy, noise=0.01)
     run.begin()
     run.run(STEPS)

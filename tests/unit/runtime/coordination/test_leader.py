@@ -130,6 +130,33 @@ def test_the_trace_holds_everything_from_the_forming_on(tmp_path: Path) -> None:
     assert outcome.events == 2
 
 
+def test_the_trace_has_the_time_of_earlier_decisions(tmp_path: Path) -> None:
+    leader = _leader()
+    leader.record_to(TraceWriter(tmp_path / "trace.jsonl", {"policy": "adaptive"}))
+    for step in (2, 3, 4, 5):
+        leader.exchange(step, [_reply(0), _reply(1, busy_s=0.4)], 5)
+
+    events = [record["event"] for record in read_records(tmp_path) if record["kind"] == "event"]
+
+    formed, first, second, *later = [event.get("decision_s") for event in events]
+    assert (formed, first, second) == (None,) * 3, "one decision may have met a pause"
+    assert min(later) > 0
+    assert replay(tmp_path).identical
+
+
+def test_a_postponed_decision_does_not_make_a_leader_look_fast(tmp_path: Path) -> None:
+    leader = _leader()
+    leader.record_to(TraceWriter(tmp_path / "trace.jsonl", {"policy": "adaptive"}))
+    slow = [Observation(rank, 6, 1, (0.4,), (0.0,), modelled=False) for rank in (0, 1)]
+    leader.exchange(2, [Reply(3, 5, STANDS, Measurements.of([one])) for one in slow], 5)
+    for step in (3, 4, 5):
+        leader.exchange(step, [_reply(0), _reply(1)], 5)
+
+    events = [record["event"] for record in read_records(tmp_path) if record["kind"] == "event"]
+
+    assert [event["step"] for event in events if event.get("decision_s")] == [5]
+
+
 def test_the_noise_of_whole_steps_is_kept_and_recorded(tmp_path: Path) -> None:
     leader = _leader("static:4,8")
     leader.record_to(TraceWriter(tmp_path / "trace.jsonl", {"policy": "static:4,8"}))
