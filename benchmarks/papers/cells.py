@@ -3,6 +3,7 @@
 A *cell* is one training: a job, a cluster, a policy, a synchronisation mode and a seed. The result
 of a cell is stored as soon as it is known, one line of JSON in `results/FIGURE.jsonl`. A later run
 trains only cells without an undisturbed result. A disturbed one is repeated, and stays in the file.
+It is shown with a `*` while there is no other.
 """
 
 from __future__ import annotations
@@ -141,20 +142,26 @@ class CellStore:
             file.truncate(file.read().rfind(b"\n") + 1)
             file.write(json.dumps(record, separators=(",", ":")).encode() + b"\n")
 
-    def sound(self) -> dict[PaperCell, Record]:
-        """Return the first undisturbed result of each cell."""
+    def best(self) -> dict[PaperCell, Record]:
+        """Return the first undisturbed result of each cell, else the least disturbed one."""
         found: dict[PaperCell, Record] = {}
         for record in self.records():
-            if not disturbed(record):
-                found.setdefault(cell_of(record), record)
+            known = found.setdefault(cell_of(record), record)
+            if disturbed(known) and record["drift"] < known["drift"]:
+                found[cell_of(record)] = record
         return found
 
     def missing(self, cells: Iterable[PaperCell]) -> list[PaperCell]:
         """Return the cells without an undisturbed result."""
-        sound = self.sound()
-        return [cell for cell in cells if cell not in sound]
+        best = self.best()
+        return [cell for cell in cells if cell not in best or disturbed(best[cell])]
 
 
 def disturbed(record: Record) -> bool:
     """Return whether the machine's speed changed too much while a cell was measured."""
     return bool(record["drift"] > DRIFT)
+
+
+def mark(*records: Record) -> str:
+    """Return the mark of figures of which a result was disturbed; empty if none was."""
+    return "*" if any(map(disturbed, records)) else ""

@@ -8,7 +8,7 @@ from math import ceil
 from statistics import mean
 from typing import Any
 
-from benchmarks.papers.cells import ADAPTIVE, UNIFORM, Record
+from benchmarks.papers.cells import ADAPTIVE, UNIFORM, Record, mark
 
 from evenstride.lab.comparison.paired_ratios import geometric_mean
 from evenstride.report.wording import Table
@@ -32,6 +32,7 @@ class PolicyRow:
     # The same for the mean step of the second half of the training.
     late_efficiency: float
     shares: tuple[int, ...]  # at the end, of the last seed
+    mark: str  # that of disturbed results of the policy or of the equal split
 
 
 def is_fixed(policy: str) -> bool:
@@ -90,6 +91,7 @@ def _row(
         geometric_mean([(one,) for one in whole]),
         geometric_mean([(one,) for one in against_best(late_s)]),
         tuple(list(mine.values())[-1]["shares"]),
+        mark(*mine.values(), *(equal[seed] for seed in mine)),
     )
 
 
@@ -107,7 +109,7 @@ def table(records: Iterable[Record]) -> Table:
                 row.policy,
                 str(row.seeds),
                 f"{row.time_s:.1f} s",
-                f"{row.speedup:.2f}x",
+                f"{row.speedup:.2f}x{row.mark}",
                 f"{row.efficiency:.3f}",
                 f"{row.least_efficiency:.3f}",
                 f"{row.late_efficiency:.3f}",
@@ -127,7 +129,7 @@ def one(records: Iterable[Record], policy: str, *place: str) -> PolicyRow | None
 def speedups(records: Sequence[Record], policies: Iterable[str], *place: str) -> str | None:
     """Return the speed-ups at a place in words; ``None`` without any."""
     rows = [one(records, policy, *place) for policy in policies]
-    return ", ".join(f"`{row.policy}` {row.speedup:.2f}x" for row in rows if row) or None
+    return ", ".join(f"`{row.policy}` {row.speedup:.2f}x{row.mark}" for row in rows if row) or None
 
 
 def bars(records: Iterable[Record]) -> Any:

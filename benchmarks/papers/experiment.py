@@ -170,9 +170,9 @@ class PaperFigure:
         return CellStore(RESULTS / f"{self.name}.jsonl")
 
     def results(self) -> list[Record]:
-        """Return the undisturbed results in the order of the cells."""
-        sound = self.store.sound()
-        return [sound[cell] for cell in self.cells if cell in sound]
+        """Return the best result of each cell that has one, in their order."""
+        best = self.store.best()
+        return [best[cell] for cell in self.cells if cell in best]
 
     def write_plot(self, records: Sequence[Record], path: Path) -> None:
         """Draw results into an SVG, with text as text, which is a fifth as large as outlines."""

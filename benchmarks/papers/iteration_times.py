@@ -23,6 +23,7 @@ from benchmarks.papers.cells import (
     PaperCluster,
     Record,
     in_turns,
+    mark,
     of_cores,
 )
 from benchmarks.papers.experiment import PaperFigure
@@ -39,16 +40,22 @@ def spread(times_ms: Sequence[float]) -> tuple[float, float, float]:
     return tenths[0], tenths[4], tenths[8]
 
 
+def ratio(record: Record) -> float:
+    """Return the largest median time of a worker divided by the smallest."""
+    middle = [spread(times)[1] for times in record["busy_ms"]]
+    return max(middle) / min(middle)
+
+
 def rows(records: Sequence[Record]) -> Table:
     """Return the quantiles of each worker's busy time, a line per policy and seed."""
     headings = ("policy", "seed", "3 cores", "5 cores", "12 cores", "largest / smallest median")
     found = []
     for record in records:
         each = [spread(times) for times in record["busy_ms"]]
-        middle = [half for _, half, _ in each]
         cells = ("{1:.0f} ms ({0:.0f} to {2:.0f})".format(*one) for one in each)
-        ratio = f"{max(middle) / min(middle):.2f}"
-        found.append((record["policy"], str(record["seed"]), *cells, ratio))
+        found.append(
+            (record["policy"] + mark(record), str(record["seed"]), *cells, f"{ratio(record):.2f}")
+        )
     return Table(headings, tuple(found))
 
 

@@ -22,6 +22,7 @@ from benchmarks.papers.cells import (
     PaperCluster,
     Record,
     in_turns,
+    mark,
     of_cores,
 )
 from benchmarks.papers.experiment import PaperFigure
@@ -66,7 +67,7 @@ def rows(records: Sequence[Record]) -> Table:
         headings,
         tuple(
             (
-                record["policy"],
+                record["policy"] + mark(record),
                 str(record["seed"]),
                 *map(str, adjustments(record)),
                 f"{record['time_s']:.1f} s",

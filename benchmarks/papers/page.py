@@ -28,7 +28,7 @@ from benchmarks.papers import (
     throughput,
     to_accuracy,
 )
-from benchmarks.papers.cells import ADAPTIVE, JOBS, UNIFORM, Record, disturbed
+from benchmarks.papers.cells import ADAPTIVE, JOBS, UNIFORM, Record, disturbed, mark
 from benchmarks.papers.comparing import PolicyRow, compared, one, speedups
 from benchmarks.papers.experiment import PaperFigure
 
@@ -41,7 +41,7 @@ FIGURES = (
     *(oscillation.FIGURE, throughput.FIGURE),
 )
 Results = dict[str, list[Record]]
-"""The undisturbed results of each figure."""
+"""The best results of each figure."""
 DYNAMIC = (
     *("static:cores", "dynamic-batching", "dynamic-batching:every=1"),
     *("dynamic-batching:window=10", ADAPTIVE),
@@ -74,8 +74,10 @@ def times_of(job: str, policy: str, cluster: str) -> Callable[..., str | None]:
         even = one(results["to_accuracy"], UNIFORM, job, "H1", "bsp")
         if mine is None or even is None:
             return None
-        ratio = mine.time_s / even.time_s
-        return f"{TITLES[job]}: `{policy}` at {cluster} {ratio:.2f} times the equal split at H1"
+        ratio, note = mine.time_s / even.time_s, max(mine.mark, even.mark)
+        return (
+            f"{TITLES[job]}: `{policy}` at {cluster} {ratio:.2f}{note} times the equal split at H1"
+        )
 
     return text
 
@@ -103,8 +105,8 @@ def dynamic_over_static(job: str) -> Callable[..., str | None]:
         static, moving = (one(results["to_accuracy"], name, *place) for name in DYNAMIC[:2])
         if static is None or moving is None:
             return None
-        less = 1 - moving.time_s / static.time_s
-        return f"{TITLES[job]} at this ratio: less time than static shares by {less:+.1%}"
+        less, note = 1 - moving.time_s / static.time_s, max(moving.mark, static.mark)
+        return f"{TITLES[job]} at this ratio: less time than static shares by {less:+.1%}{note}"
 
     return text
 
@@ -118,18 +120,21 @@ def changes_of(policy: str) -> Callable[..., str | None]:
             return None
         counts = [oscillation.adjustments(record) for record in mine]
         until, later = (", ".join(map(str, sorted(part))) for part in zip(*counts, strict=True))
-        return f"a CNN, 80 steps after H1 became H6, `{policy}`: {until} changes, then {later}"
+        found = f"{until} changes, then {later}{mark(*mine)}"
+        return f"a CNN, 80 steps after H1 became H6, `{policy}`: {found}"
 
     return text
 
 
 def iteration_spread(results: Results) -> str | None:
     """Return the ratio of the slowest and the fastest worker's median times."""
-    found: dict[str, list[float]] = {}
+    found: dict[str, list[Record]] = {}
     for record in results["iteration_times"]:
-        middle = [iteration_times.spread(times)[1] for times in record["busy_ms"]]
-        found.setdefault(record["policy"], []).append(max(middle) / min(middle))
-    parts = ", ".join(f"`{policy}` {mean(ratios):.2f}" for policy, ratios in found.items())
+        found.setdefault(record["policy"], []).append(record)
+    parts = ", ".join(
+        f"`{policy}` {mean(map(iteration_times.ratio, records)):.2f}{mark(*records)}"
+        for policy, records in found.items()
+    )
     return (
         f"a small ResNet at these ratios, largest over smallest median: {parts}" if parts else None
     )
@@ -140,7 +145,8 @@ def falling(results: Results) -> str | None:
     parts = []
     for job, workers in throughput.curves(results["throughput"]).items():
         falls = [1 - rates[max(rates)] / max(rates.values()) for rates in workers]
-        parts.append(f"{TITLES[job]}, largest fall up to 1,024 samples: {max(falls):.0%}")
+        note = mark(*(record for record in results["throughput"] if record["job"] == job))
+        parts.append(f"{TITLES[job]}, largest fall up to 1,024 samples: {max(falls):.0%}{note}")
     return "; ".join(parts) or None
 
 
@@ -203,11 +209,15 @@ def by_place(records: Iterable[Record]) -> Table:
     rows = []
     for place, by in places.items():
         figures = [
-            f"{by[name].speedup:.2f}x, {by[name].efficiency:.3f}" if name in by else "-"
+            f"{by[name].speedup:.2f}x{by[name].mark}, {by[name].efficiency:.3f}"
+            if name in by
+            else "-"
             for name in shown
         ]
         equal = by[UNIFORM]
-        rows.append((", ".join(place), str(equal.seeds), f"{equal.time_s:.1f} s", *figures))
+        rows.append(
+            (", ".join(place), str(equal.seeds), f"{equal.time_s:.1f} s{equal.mark}", *figures)
+        )
     return Table(headings, tuple(rows))
 
 
@@ -226,7 +236,8 @@ next to those of the papers.
 - `fixed` is the best split by a calibration of the same workers before training.
 - Time is that of all steps until the target, without tests. The targets are {targets}.
 - A worker's speed is calibrated before and after each cell. If it changed by more than 10 %, the
-  cell is *disturbed*. It is repeated, and its result stays in the file of the results.
+  cell is *disturbed*. It is repeated, and its result stays in the file of the results. If all of a
+  cell are disturbed, the figure of the one with the smallest change is shown with a `*`.
 
 `python benchmarks/papers/page.py` writes this page from `benchmarks/papers/results`. A later run of
 an experiment adds missing cells.
@@ -251,7 +262,8 @@ def section(figure: PaperFigure, records: Sequence[Record]) -> list[str]:
         return [*lines, f"No cell of {len(figure.cells)} has a result yet."]
     days = sorted({record["date"] for record in records})
     counts = f"{len(records)} of {len(figure.cells)} cells, {days[0]} to {days[-1]}"
-    lines += [f"{counts}; {sum(map(disturbed, every))} disturbed results are left out.", ""]
+    shown = f"{sum(map(disturbed, records))} of {sum(map(disturbed, every))} disturbed results"
+    lines += [f"{counts}; {shown} are shown.", ""]
     table = by_place(records) if figure is to_accuracy.FIGURE else figure.rows(records)
     return [*lines, *markdown(table), "", f"![{HEADINGS[figure.name]}](../images/{image(figure)})"]
 

@@ -15,7 +15,7 @@ from typing import Any
 # A script has only its own folder on the path.
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from benchmarks.papers.cells import CURVE, PaperCell, PaperCluster, Record
+from benchmarks.papers.cells import CURVE, PaperCell, PaperCluster, Record, mark
 from benchmarks.papers.experiment import PaperFigure
 
 from evenstride.report.wording import Table
@@ -38,11 +38,12 @@ def rows(records: Sequence[Record]) -> Table:
     """Return the samples per second, a line per job and worker."""
     found = []
     for job, workers in curves(records).items():
+        note = mark(*(record for record in records if record["job"] == job))
         for speed, rates in zip(SPEEDS, workers, strict=True):
             best = max(rates, key=lambda size: rates[size])
             cells = (f"{rates[size]:.0f}" for size in sorted(rates))
             fall = f"{1 - rates[max(rates)] / rates[best]:.0%} from {best} on"
-            found.append((f"{job}, {speed:g} of a core", *cells, fall))
+            found.append((f"{job}{note}, {speed:g} of a core", *cells, fall))
     sizes = sorted({size for workers in curves(records).values() for size in workers[0]})
     return Table(("samples/s at", *map(str, sizes), "fall"), tuple(found))
 
