@@ -44,7 +44,7 @@ class PaperJob:
 
 REGRESSION = "linear"
 JOBS = {
-    "resnet": PaperJob("ResNet of three blocks, Fashion-MNIST", 312, 10, 0.1, 0.75, 14),
+    "resnet": PaperJob("ResNet of three blocks, Fashion-MNIST", 312, 10, 0.05, 0.745, 14),
     "cnn": PaperJob("CNN, Fashion-MNIST", 312, 10, 0.1, 0.75, 14),
     "short-cnn": PaperJob("CNN, Fashion-MNIST", 312, 5, 0.1, 0.75, 28),
     REGRESSION: PaperJob("linear regression, power plant", 312, 20, 0.01, 0.1, 12),
