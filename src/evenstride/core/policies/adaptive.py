@@ -72,9 +72,8 @@ class Adaptive:
     # because a change costs almost nothing; the expected maximum keeps noise from moving the split.
     # (At 2 %, a wrong first step of 1.7 % was kept permanently.)
     min_gain: float = field(default=0.005, metadata=within(float, 0, 1))
-    # Number of first steps that may each wait for a decision. More did not make the steps of
-    # simulated scenarios shorter (mean of 483: 0.3 % longer with 8), and a step waits 0.1 s for a
-    # leader with a tenth of a core.
+    # Number of first steps that may each wait for a decision. More of them gain nothing in
+    # simulations, where decisions are free. A leader with a tenth of a core takes 0.1 s for one.
     opening_steps: int = field(default=2, metadata=within(int, 0, _MOST_OPENING))
     # Number of standard deviations of its own noise by which a worker should finish early. If the
     # noise of the workers differs, 1 makes the steps shorter, because the latest worker counts (3.5
