@@ -74,7 +74,7 @@ def times_of(job: str, policy: str, cluster: str) -> Callable[..., str | None]:
         even = one(results["to_accuracy"], UNIFORM, job, "H1", "bsp")
         if mine is None or even is None:
             return None
-        ratio, note = mine.time_s / even.time_s, max(mine.mark, even.mark)
+        ratio, note = mine.time_s / even.time_s, mine.mark or even.mark
         return (
             f"{TITLES[job]}: `{policy}` at {cluster} {ratio:.2f}{note} times the equal split at H1"
         )
@@ -105,7 +105,7 @@ def dynamic_over_static(job: str) -> Callable[..., str | None]:
         static, moving = (one(results["to_accuracy"], name, *place) for name in DYNAMIC[:2])
         if static is None or moving is None:
             return None
-        less, note = 1 - moving.time_s / static.time_s, max(moving.mark, static.mark)
+        less, note = 1 - moving.time_s / static.time_s, moving.mark or static.mark
         return f"{TITLES[job]} at this ratio: less time than static shares by {less:+.1%}{note}"
 
     return text
