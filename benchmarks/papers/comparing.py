@@ -24,8 +24,11 @@ class PolicyRow:
     place: Place
     policy: str
     seeds: int
-    time_s: float  # mean
-    speedup: float  # time of the equal split divided by this one's; geometric mean of the seeds
+    time_s: float  # to the target; mean
+    step_s: float  # mean
+    # Time of the equal split divided by this one's, as `faster` compares them; geometric mean of
+    # the seeds.
+    speedup: float
     # Time of the fastest fixed split of the same seed divided by this one's; lowest and mean.
     least_efficiency: float
     efficiency: float
@@ -40,15 +43,33 @@ def is_fixed(policy: str) -> bool:
     return policy in (UNIFORM, "fixed") or policy.startswith("static")
 
 
+def has_common_steps(record: Record) -> bool:
+    """Return whether the training has the same steps with every split, but for rounding."""
+    return record["sync"] == "bsp" and not record["policy"].startswith("dbs")
+
+
 def late_s(record: Record) -> float:
     """Return the mean step time of the second half of a training, in seconds."""
     late = record["steps_ms"][len(record["steps_ms"]) // 2 :]
     return float(mean(late)) / 1e3
 
 
-def whole_s(record: Record) -> float:
-    """Return the time of a training without tests, in seconds."""
-    return float(record["time_s"])
+def whole_s(record: Record, steps: int | None = None) -> float:
+    """Return the time of a training without tests, or of its first steps, in seconds."""
+    each = record["steps_ms"]
+    return float(record["time_s"]) * sum(each[:steps]) / sum(each)
+
+
+def faster(slow: Record, fast: Record) -> float:
+    """Return the time of a training divided by that of another.
+
+    Rounding may move the epoch that reaches the target. So two trainings with the same steps are
+    compared over those that both of them have.
+    """
+    steps = None
+    if has_common_steps(slow) and has_common_steps(fast):
+        steps = min(len(slow["steps_ms"]), len(fast["steps_ms"]))
+    return whole_s(slow, steps) / whole_s(fast, steps)
 
 
 def compared(records: Iterable[Record]) -> list[PolicyRow]:
@@ -74,22 +95,23 @@ def _row(
     equal: dict[int, Record],
     fixed: Sequence[dict[int, Record]],
 ) -> PolicyRow:
-    def against_best(time_s: Callable[[Record], float]) -> list[float]:
+    def against_best(ratio: Callable[[Record, Record], float]) -> list[float]:
         return [
-            min(time_s(by[seed]) for by in fixed if seed in by) / time_s(one)
-            for seed, one in mine.items()
+            min(ratio(by[seed], one) for by in fixed if seed in by) for seed, one in mine.items()
         ]
 
-    whole = against_best(whole_s)
+    whole = against_best(faster)
+    late = against_best(lambda slow, fast: late_s(slow) / late_s(fast))
     return PolicyRow(
         place,
         policy,
         len(mine),
         mean(map(whole_s, mine.values())),
-        geometric_mean([(whole_s(equal[seed]) / whole_s(one),) for seed, one in mine.items()]),
+        mean(sum(one["steps_ms"]) / len(one["steps_ms"]) for one in mine.values()) / 1e3,
+        geometric_mean([(faster(equal[seed], one),) for seed, one in mine.items()]),
         min(whole),
         geometric_mean([(one,) for one in whole]),
-        geometric_mean([(one,) for one in against_best(late_s)]),
+        geometric_mean([(one,) for one in late]),
         tuple(list(mine.values())[-1]["shares"]),
         mark(*mine.values(), *(equal[seed] for seed in mine)),
     )

@@ -74,7 +74,7 @@ def times_of(job: str, policy: str, cluster: str) -> Callable[..., str | None]:
         even = one(results["to_accuracy"], UNIFORM, job, "H1", "bsp")
         if mine is None or even is None:
             return None
-        ratio, note = mine.time_s / even.time_s, mine.mark or even.mark
+        ratio, note = mine.step_s / even.step_s, mine.mark or even.mark
         return (
             f"{TITLES[job]}: `{policy}` at {cluster} {ratio:.2f}{note} times the equal split at H1"
         )
@@ -105,7 +105,7 @@ def dynamic_over_static(job: str) -> Callable[..., str | None]:
         static, moving = (one(results["to_accuracy"], name, *place) for name in DYNAMIC[:2])
         if static is None or moving is None:
             return None
-        less, note = 1 - moving.time_s / static.time_s, moving.mark or static.mark
+        less, note = 1 - static.speedup / moving.speedup, moving.mark or static.mark
         return f"{TITLES[job]} at this ratio: less time than static shares by {less:+.1%}{note}"
 
     return text
@@ -231,6 +231,8 @@ next to those of the papers.
 - A *cell* is one training: a job, workers, a policy, a mode and a seed. All policies of a seed run
   one after the other.
 - **Speed-up** is the time of the equal split divided by that of the policy, in the same seed.
+  Rounding may move the epoch that reaches a target, so trainings with the same samples in each step
+  are compared over the steps that both of them have.
 - **Efficiency** is the time of the fastest fixed split that ran in that seed, divided by that of
   the policy. Openings and changes count.
 - `fixed` is the best split by a calibration of the same workers before training.

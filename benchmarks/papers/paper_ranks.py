@@ -13,7 +13,6 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +48,7 @@ from evenstride.runtime.engines.process_groups import take_down_group
 from evenstride.runtime.stride import Stride
 from evenstride.trace.read import read_records
 
-SIZE_S, PROBE_S = 0.5, 0.5
+SIZE_S, PROBE_S, BLOCK_S = 0.5, 0.5, 0.1
 SIZES = (1, 4, 16, 64, 128, 256, 512, 1024)
 
 
@@ -131,11 +130,22 @@ class PaperBench:
     def _step_s(self, size: int, seconds: float) -> float:
         dist.barrier()
         self._step(size)
-        ends_s = [time.perf_counter()]
-        while len(ends_s) <= 3 or ends_s[-1] < ends_s[0] + seconds:
+        until_s, blocks_s = time.perf_counter() + seconds, list[float]()
+        while len(blocks_s) < 3 or time.perf_counter() < until_s:
+            blocks_s.append(self._block_s(size))
+        return middle_mean(blocks_s)
+
+    def _block_s(self, size: int) -> float:
+        """Return the mean time of a step over some periods of the CPU limit.
+
+        Of steps shorter than a period, most meet no pause and some meet a whole one.
+        """
+        started_s, spent_s, steps = time.perf_counter(), 0.0, 0
+        while spent_s < BLOCK_S:
             self._step(size)
-            ends_s.append(time.perf_counter())
-        return middle_mean([after - before for before, after in pairwise(ends_s)])
+            steps += 1
+            spent_s = time.perf_counter() - started_s
+        return spent_s / steps
 
     def _step(self, size: int) -> None:
         chosen = torch.randint(len(self._task.train), (size,))

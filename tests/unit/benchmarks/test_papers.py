@@ -307,6 +307,24 @@ def test_the_second_half_leaves_out_the_opening() -> None:
     assert (ours.efficiency, ours.late_efficiency) == pytest.approx((2 / 3, 2.0))
 
 
+def test_a_target_that_rounding_moves_by_an_epoch_changes_no_speedup() -> None:
+    steps = {"uniform": 4, "adaptive": 6, "dbs": 6}
+    rows = {
+        row.policy: row
+        for row in compared(
+            record(
+                PaperCell("resnet", "H6", policy), steps_ms=[1000] + [500] * (n - 1), time_s=n / 2
+            )
+            for policy, n in steps.items()
+        )
+    }
+
+    assert rows["adaptive"].time_s == 3.0
+    # Six steps take 3.0 s, of which the first four take five sevenths.
+    assert rows["adaptive"].speedup == pytest.approx(2.0 / (3.0 * 5 / 7))
+    assert rows["dbs"].speedup == pytest.approx(2.0 / 3.0), "its steps have other samples"
+
+
 def test_changes_are_counted_until_the_slowest_worker_is_near_its_share() -> None:
     splits = [[0, [30, 30]], [12, [20, 40]], [13, [11, 49]], [20, [10, 50]], [21, [11, 49]]]
     found = record(splits=splits, busy_ms=[[100] * 90] * 2)

@@ -15,6 +15,7 @@ from math import ceil
 
 from evenstride.core.arrays import Shares
 
+_CREDIT = 10.0  # decisions that may be frequent before they are limited to `usual_part` of the time
 HICCUP_S = 0.2
 """A slow stretch longer than this, in seconds, is not regarded as a hiccup of the machine."""
 
@@ -112,7 +113,11 @@ class ExchangeInterval:
     longest_s: float = 5.0
     fewest_steps: int = 4  # fewest steps between exchanges outside the opening
     most_steps: int = 512  # steps that a rank may have to keep before it reports them
-    most_part: float = 0.1  # part of an interval that a decision may take, if limits allow it
+    # Part of an interval that a decision may take, if the limits above allow it: while few have been
+    # made, as after a start or a long steady state, and as a rule.
+    most_part: float = 0.1
+    usual_part: float = 0.02
+    dear: float = 0.0  # number of decisions beyond what `usual_part` of the time allows
 
     def following(
         self, *, changed: bool, step_s: float, decision_s: float = 0.0
@@ -120,15 +125,22 @@ class ExchangeInterval:
         """Return the next interval; ``changed`` if shares changed or may change soon.
 
         ``step_s`` is the expected step time and ``decision_s`` the time of a decision, in seconds;
-        0 if not known. A decision takes some milliseconds, but more than 0.1 s on a leader with a
-        tenth of a core, whose own steps it delays.
+        0 if not known. A decision delays the leader's own steps. It takes some milliseconds, 20 ms
+        on a core that others use, too, and more than 0.1 s with a tenth of a core.
         """
         longest = self._steps_in(self.longest_s, step_s)
-        shortest_s = max(self.shortest_s, decision_s / self.most_part)
+        dear = self._dear_after(self.steps * step_s, decision_s)
+        part = self.most_part if dear < _CREDIT else self.usual_part
+        shortest_s = max(self.shortest_s, decision_s / part)
         # After a change the next times matter most, so the back-off starts again at the shortest.
         shortest = min(self._steps_in(shortest_s, step_s), longest)
         steps = shortest if changed else min(max(2 * self.steps, shortest), longest)
-        return replace(self, steps=steps)
+        return replace(self, steps=steps, dear=dear)
+
+    def _dear_after(self, interval_s: float, decision_s: float) -> float:
+        if decision_s == 0:
+            return 0.0
+        return max(self.dear + 1.0 - self.usual_part * interval_s / decision_s, 0.0)
 
     def _steps_in(self, seconds: float, step_s: float) -> int:
         # While no step time is known, short intervals are the way to measure it.

@@ -178,6 +178,19 @@ def test_decisions_take_at_most_a_tenth_of_the_time_or_come_every_5_s(
     assert after.steps == calm.steps == steps
 
 
+def test_frequent_decisions_are_limited_to_a_fiftieth_of_the_time_after_some() -> None:
+    cadence, spans = ExchangeInterval(), list[int]()
+    for _ in range(40):
+        cadence = cadence.following(changed=True, step_s=0.1, decision_s=0.02)
+        spans.append(cadence.steps)
+
+    assert set(spans[:10]) == {4}
+    assert sum(spans[20:]) * 0.1 >= 20 * 0.02 / 0.02
+    for _ in range(8):
+        cadence = cadence.following(changed=False, step_s=0.1, decision_s=0.02)
+    assert cadence.following(changed=True, step_s=0.1, decision_s=0.02).steps == 4, "calm for long"
+
+
 def test_an_exchange_with_a_slow_leader_postpones_the_next() -> None:
     control, _ = advance(
         Control(policy_from_spec("adaptive:opening_steps=0")), FleetFormed(0, 0, 10, TWO)
