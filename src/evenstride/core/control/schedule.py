@@ -113,8 +113,8 @@ class ExchangeInterval:
     longest_s: float = 5.0
     fewest_steps: int = 4  # fewest steps between exchanges outside the opening
     most_steps: int = 512  # steps that a rank may have to keep before it reports them
-    # Part of an interval that a decision may take, if the limits above allow it: while few have been
-    # made, as after a start or a long steady state, and as a rule.
+    # Part of an interval that a decision may take, if the limits above allow it. The first applies
+    # after a start or a long steady state, until some decisions have taken more than the second.
     most_part: float = 0.1
     usual_part: float = 0.02
     dear: float = 0.0  # number of decisions beyond what `usual_part` of the time allows
