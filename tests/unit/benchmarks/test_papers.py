@@ -207,6 +207,7 @@ def test_a_rank_trains_cells_to_the_target_and_repeats_a_disturbed_one(
 ) -> None:
     monkeypatch.setattr(paper_ranks, "SIZE_S", 0.0)
     monkeypatch.setattr(paper_ranks, "PROBE_S", 0.0)
+    monkeypatch.setattr(paper_ranks, "BLOCK_S", 1e-9)
     drifts = iter([0.5, 0.5, 0.0, 0.0, 0.5, 0.5])  # of each training, read twice
     monkeypatch.setattr(paper_ranks, "drift", lambda *_: next(drifts))
     dice = np.random.default_rng(0)
@@ -308,7 +309,7 @@ def test_the_second_half_leaves_out_the_opening() -> None:
 
 
 def test_a_target_that_rounding_moves_by_an_epoch_changes_no_speedup() -> None:
-    steps = {"uniform": 4, "adaptive": 6, "dbs": 6}
+    steps = {"uniform": 4, "adaptive": 6, "lb-bsp-cpu": 2, "dbs": 6}
     rows = {
         row.policy: row
         for row in compared(
@@ -322,6 +323,7 @@ def test_a_target_that_rounding_moves_by_an_epoch_changes_no_speedup() -> None:
     assert rows["adaptive"].time_s == 3.0
     # Six steps take 3.0 s, of which the first four take five sevenths.
     assert rows["adaptive"].speedup == pytest.approx(2.0 / (3.0 * 5 / 7))
+    assert rows["lb-bsp-cpu"].speedup == pytest.approx(2.0 * (3 / 5) / 1.0)
     assert rows["dbs"].speedup == pytest.approx(2.0 / 3.0), "its steps have other samples"
 
 

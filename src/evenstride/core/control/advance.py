@@ -29,6 +29,7 @@ from evenstride.core.control.events import (
     Recalled,
     Verdict,
 )
+from evenstride.core.control.schedule import ExchangeInterval
 from evenstride.core.control.state import (
     Control,
     Roster,
@@ -118,11 +119,9 @@ def _decide(control: Control, event: Exchanged) -> tuple[Control, Verdict]:
     situation = control.situation(
         event.step, measured, lag=lag, epoch=event.epoch, epoch_over=event.epoch_over
     )
-    fleet, shared_s = situation.fleet, control.communication_s
     postponed = _too_early(control, measured)
     policy_state, decision = _decision(control, situation, postponed=postponed)
-    shares = _shares(control, decision, fleet)
-    moved = shares != control.shares
+    shares = _shares(control, decision, situation.fleet)
     after = replace(
         control,
         policy_state=policy_state,
@@ -132,13 +131,11 @@ def _decide(control: Control, event: Exchanged) -> tuple[Control, Verdict]:
     )
     # For the new shares, because a rank compares its steps with the share that holds next.
     expect, longest_s = expected(after)
-    step_s = longest_s + shared_s if longest_s else 0.0
+    moved = shares != control.shares
     # A policy that has not settled may move soon, so the interval must not double yet.
-    cadence = control.cadence.following(
-        changed=moved or not decision.settled, step_s=step_s, decision_s=event.decision_s
-    )
-    after = replace(after, cadence=cadence)
-    limits = control.memory.reason(before.memory, control.roster.workers, fleet.global_batch)
+    cadence = _interval(control, event, longest_s, changed=moved or not decision.settled)
+    after = replace(after, cadence=cadence, exchanged_at=event.step)
+    limits = control.memory.reason(before.memory, control.roster.workers, after.formed.global_batch)
     return after, Verdict(
         event.effective,
         after.rank_shares if moved else None,
@@ -147,6 +144,17 @@ def _decide(control: Control, event: Exchanged) -> tuple[Control, Verdict]:
         expect.band,
         decision.reason + limits + _ignored(sound),
         exchange_after=1 if after.opening_left else cadence.steps,
+    )
+
+
+def _interval(
+    control: Control, event: Exchanged, longest_s: float, *, changed: bool
+) -> ExchangeInterval:
+    """Return the next interval; ``longest_s`` is the expected time of the slowest worker."""
+    step_s = longest_s + control.communication_s if longest_s else 0.0
+    passed = event.step - control.exchanged_at
+    return control.cadence.following(
+        changed=changed, step_s=step_s, decision_s=event.decision_s, passed=passed
     )
 
 
@@ -223,6 +231,8 @@ def _form(control: Control, event: FleetFormed) -> tuple[Control, Verdict]:
         refused=_still_refused(control, event.workers),
         # A notice for which the previous group saved is saved for again in this group.
         saved_for=frozenset(),
+        cadence=replace(control.cadence, excess=0.0),
+        exchanged_at=event.step,
     )
     after, opening = serving(formed, roster, event.global_batch, event.step)
     # A single worker has no split to search for, so no step needs to wait.
@@ -421,9 +431,9 @@ def _prospect(control: Control, opening: Move) -> _Prospect | None:
 def _changed(
     control: Control, event: EpochEnded, why: str, opening: Move
 ) -> tuple[Control, Verdict]:
-    cadence = control.cadence
     # What was stable with the former batch says nothing about this one.
-    after = replace(control, cadence=replace(cadence, steps=cadence.fewest_steps))
+    cadence = control.cadence.renewed()
+    after = replace(control, cadence=cadence)
     blocking = after.opening_left > 0
     return after, replace(
         _verdict(after, event.effective, opening.reason, after.rank_shares),

@@ -15,7 +15,6 @@ from math import ceil
 
 from evenstride.core.arrays import Shares
 
-_CREDIT = 10.0  # decisions that may be frequent before they are limited to `usual_part` of the time
 HICCUP_S = 0.2
 """A slow stretch longer than this, in seconds, is not regarded as a hiccup of the machine."""
 
@@ -112,35 +111,42 @@ class ExchangeInterval:
     # sooner
     longest_s: float = 5.0
     fewest_steps: int = 4  # fewest steps between exchanges outside the opening
-    most_steps: int = 512  # steps that a rank may have to keep before it reports them
-    # Part of an interval that a decision may take, if the limits above allow it. The first applies
-    # after a start or a long steady state, until some decisions have taken more than the second.
+    most_steps: int = 512  # steps that a rank may have to keep before it reports them.
+    # Part of the time that decisions may take, if the limits above allow it: until they exceed the
+    # usual part by `allowance` decisions, and after that.
     most_part: float = 0.1
     usual_part: float = 0.02
-    dear: float = 0.0  # number of decisions beyond what `usual_part` of the time allows
+    allowance: float = 10.0
+    excess: float = 0.0  # decisions beyond those that the usual part of the time allows
 
     def following(
-        self, *, changed: bool, step_s: float, decision_s: float = 0.0
+        self, *, changed: bool, step_s: float, decision_s: float = 0.0, passed: int = 0
     ) -> ExchangeInterval:
         """Return the next interval; ``changed`` if shares changed or may change soon.
 
         ``step_s`` is the expected step time and ``decision_s`` the time of a decision, in seconds;
-        0 if not known. A decision delays the leader's own steps. It takes some milliseconds, 20 ms
-        on a core that others use, too, and more than 0.1 s with a tenth of a core.
+        0 if not known. ``passed`` is the number of steps since the exchange before. A decision
+        delays the leader's next step: by some milliseconds, by 20 ms on a core that other processes
+        use too, and by more than 0.1 s with a tenth of a core.
         """
         longest = self._steps_in(self.longest_s, step_s)
-        dear = self._dear_after(self.steps * step_s, decision_s)
-        part = self.most_part if dear < _CREDIT else self.usual_part
-        shortest_s = max(self.shortest_s, decision_s / part)
+        # Half the longest, so that a calm run regains its allowance, however slow a decision is.
+        usual_s = min(decision_s / self.usual_part, longest * step_s / 2)
+        excess = self.excess
+        if usual_s > 0:
+            excess += 1.0 - passed * step_s / usual_s
+            excess = min(max(excess, 0.0), self.allowance + 1.0)
+        shortest_s = max(self.shortest_s, decision_s / self.most_part)
+        if excess >= self.allowance:
+            shortest_s = max(shortest_s, usual_s)
         # After a change the next times matter most, so the back-off starts again at the shortest.
         shortest = min(self._steps_in(shortest_s, step_s), longest)
         steps = shortest if changed else min(max(2 * self.steps, shortest), longest)
-        return replace(self, steps=steps, dear=dear)
+        return replace(self, steps=steps, excess=excess)
 
-    def _dear_after(self, interval_s: float, decision_s: float) -> float:
-        if decision_s == 0:
-            return 0.0
-        return max(self.dear + 1.0 - self.usual_part * interval_s / decision_s, 0.0)
+    def renewed(self) -> ExchangeInterval:
+        """Return the shortest interval, for conditions about which earlier steps say nothing."""
+        return replace(self, steps=self.fewest_steps, excess=0.0)
 
     def _steps_in(self, seconds: float, step_s: float) -> int:
         # While no step time is known, short intervals are the way to measure it.

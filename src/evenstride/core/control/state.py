@@ -86,6 +86,7 @@ class Control:
     shares: Shares = ()  # of the fleet
     estimate: Estimate | None = None  # of the fleet
     cadence: ExchangeInterval = field(default_factory=ExchangeInterval)
+    exchanged_at: int = 0  # step of the latest exchange
     communication_s: float = 0.0  # per step, smoothed
     opening_left: int = 0  # exchanges for which each step still waits for its decision
     # For each rank, the number of invalid observations: a time that is not a positive, finite

@@ -178,17 +178,59 @@ def test_decisions_take_at_most_a_tenth_of_the_time_or_come_every_5_s(
     assert after.steps == calm.steps == steps
 
 
-def test_frequent_decisions_are_limited_to_a_fiftieth_of_the_time_after_some() -> None:
-    cadence, spans = ExchangeInterval(), list[int]()
-    for _ in range(40):
-        cadence = cadence.following(changed=True, step_s=0.1, decision_s=0.02)
+def _exchanged(cadence: ExchangeInterval, decision_s: float, *, changed: bool) -> ExchangeInterval:
+    """Return the interval after an exchange at its end, with steps of 0.1 s."""
+    return cadence.following(
+        changed=changed, step_s=0.1, decision_s=decision_s, passed=cadence.steps
+    )
+
+
+@pytest.mark.parametrize(("decision_s", "few", "usual"), [(0.02, 4, 10), (0.1, 10, 25)])
+def test_frequent_decisions_take_a_fiftieth_of_the_time_until_a_run_is_calm(
+    decision_s: float, few: int, usual: int
+) -> None:
+    cadence, spans = ExchangeInterval(steps=few), list[int]()
+    for _ in range(60):
+        cadence = _exchanged(cadence, decision_s, changed=True)
         spans.append(cadence.steps)
 
-    assert set(spans[:10]) == {4}
-    assert sum(spans[20:]) * 0.1 >= 20 * 0.02 / 0.02
-    for _ in range(8):
-        cadence = cadence.following(changed=False, step_s=0.1, decision_s=0.02)
-    assert cadence.following(changed=True, step_s=0.1, decision_s=0.02).steps == 4, "calm for long"
+    assert set(spans[:12]) == {few}
+    # To be just below the allowance makes single intervals shorter.
+    assert set(spans[30:]) <= {few, usual}
+    assert spans[30:].count(usual) >= 25
+    for _ in range(40):
+        cadence = _exchanged(cadence, decision_s, changed=False)
+    for _ in range(10):
+        cadence = _exchanged(cadence, decision_s, changed=True)
+        assert cadence.steps == few
+
+
+def test_decisions_on_request_are_counted_with_the_steps_that_passed() -> None:
+    cadence = ExchangeInterval()
+    for _ in range(40):
+        cadence = cadence.following(changed=False, step_s=0.1, decision_s=0.02, passed=4)
+
+    assert cadence.following(changed=True, step_s=0.1, decision_s=0.02, passed=4).steps == 10
+
+
+def test_unknown_times_change_no_allowance() -> None:
+    used = ExchangeInterval(excess=7.0)
+
+    assert used.following(changed=True, step_s=0.0, decision_s=0.02, passed=1).excess == 7.0
+    assert used.following(changed=True, step_s=0.1, decision_s=0.0, passed=1).excess == 7.0
+
+
+def test_a_new_group_renews_the_allowance_of_decisions() -> None:
+    control, _ = advance(
+        Control(policy_from_spec("adaptive:opening_steps=0")), FleetFormed(0, 0, 10, TWO)
+    )
+    seen = Measurements.of((_seen(0, 5, 0.1), _seen(1, 5, 0.2)))
+    for step in range(1, 30):
+        control, _ = advance(control, Exchanged(step, step + 1, seen, decision_s=0.1))
+    again, _ = advance(control, FleetFormed(1, 30, 10, TWO))
+
+    assert control.cadence.excess > control.cadence.allowance
+    assert again.cadence.excess == 0
 
 
 def test_an_exchange_with_a_slow_leader_postpones_the_next() -> None:
