@@ -211,6 +211,7 @@ def test_decisions_on_request_are_counted_with_the_steps_that_passed() -> None:
         cadence = cadence.following(changed=False, step_s=0.1, decision_s=0.02, passed=4)
 
     assert cadence.following(changed=True, step_s=0.1, decision_s=0.02, passed=4).steps == 10
+    assert cadence.excess == cadence.allowance + 1, "calm times must be able to repay it"
 
 
 def test_unknown_times_change_no_allowance() -> None:
