@@ -60,14 +60,14 @@ def test_processes_whose_host_hangs_name_the_lost_rank_and_end(
         if how == "runs ahead" and "closed" in lines:
             assert code == 0
             continue  # it asked for its next batch before it waited for the device
-        assert f"launched {step}" in lines, "no collective stops the host"
+        # A host that runs ahead may hear of the loss while it still fetches the batch of the step.
+        steps = (step - 1, step) if how == "runs ahead" else (step,)
+        assert any(f"launched {one}" in lines for one in steps), "no collective stops the host"
         assert f"launched {step + 1}" not in lines
         assert (f"read {step - 1}" in lines) == (how != "runs ahead")
         assert f"read {step}" not in lines
         named, ended = _ours(lines)
         assert f"rank {VICTIM} is gone: {EVIDENCE[fate]}" in named
-        # A host that runs ahead may hear of the loss while it still fetches the batch of the step.
-        steps = (step - 1, step) if how == "runs ahead" else (step,)
         assert any(f"rank {rank} cannot finish step {one} " in named for one in steps), named
         assert "this process ends so that its launcher can restart it" in ended
         assert code == 1
