@@ -44,7 +44,7 @@ def dumps(value: object) -> str:
 def encode(value: Event | Instruction) -> dict[str, Any]:
     """Return the value as JSON types, with its kind under ``type``."""
     plain = {"type": type(value).__name__, **_plain(value)}
-    for name in ("last", "epoch_over"):
+    for name in ("last", "epoch_over", "compiled"):
         if plain.get(name) is False:  # the usual case; older traces do not contain it either
             del plain[name]
     for name, usual in (("epoch", None), ("decision_s", 0.0)):

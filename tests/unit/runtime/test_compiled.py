@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 import evenstride
 from evenstride.errors import ConfigError, UsageError
 from evenstride.runtime.engines.fsdp import check_engine
+from evenstride.trace.read import read_records
 from tests.messages import raises_message
 from tests.unit.runtime.conftest import MakeStride
 from tests.unit.runtime.solo import numbered
@@ -58,6 +59,23 @@ def test_no_frame_of_ours_is_compiled(make_stride: MakeStride, watched: str) -> 
         "linear.py" in file or "distributed.py" in file or "module" in file for file in files
     )
     assert not [file for file in files if file.startswith(OURS)]
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_the_trace_says_whether_a_model_is_compiled_for_each_batch_size(
+    make_stride: MakeStride, tmp_path: Path, dynamic: bool | None
+) -> None:
+    stride = make_stride(trace=tmp_path)
+    net: Any = torch.compile(nn.Linear(1, 1), backend="eager", dynamic=dynamic)
+    loader = stride.loader(numbered(16))
+    stride.watch(net)
+
+    for _, x in loader:
+        stride.scale(net(x).square().mean()).backward()  # type: ignore[no-untyped-call]
+    stride.close()
+
+    events = [record["event"] for record in read_records(tmp_path) if record["kind"] == "event"]
+    assert events[-1].get("compiled", False) is (dynamic is None)
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # of torch itself

@@ -100,7 +100,7 @@ def _learn(control: Control, event: Exchanged) -> tuple[Control, Measurements, M
     after = replace(
         control,
         fleet=fleet,
-        estimate=learn_times(control.believed, measured),
+        estimate=learn_times(control.believed, measured, compiled=event.compiled),
         memory=memory,
         communication_s=_smoothed_communication(control, measured),
         refused=_refused(control, event.observations.worker[~sound]),

@@ -42,6 +42,8 @@ class Exchanged:
     epoch_over: bool = False  # whether all ranks are at the end of that epoch
     # Time that the leader usually takes for a decision, in seconds; 0 if not known.
     decision_s: float = 0.0
+    # Whether the model is compiled for each share, so that first steps at new shares are slow.
+    compiled: bool = False
 
 
 @dataclass(frozen=True, slots=True)

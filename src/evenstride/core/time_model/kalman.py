@@ -44,6 +44,9 @@ _PRIOR_FIXED, _PRIOR_FIXED_STD, _PRIOR_POWER = 0.37, 0.17, 0.60
 # regarded as shape made every new share look like a change of speed, and one run of eight fell to
 # half of the best efficiency.
 _JUMP_STD, _JUMP_SHAPE_STD = 0.5, 0.10
+# A worker returns to a share whose time is this much closer to the one before than to the curve:
+# the shape is wrong then, and the fixed part has this uncertainty.
+_AS_BEFORE, _SHAPE_STD = 0.5, 0.25
 # A speed this close to the one before the latest change, in standard deviations, is that one.
 _BACK_STD = 2.0
 # Fraction of a change's uncertainty of shape that returns with the former speed: two alternating
@@ -76,11 +79,12 @@ _NOISE_FAR = 6.0
 _RECENT, _MOST_WITH_RECENT = 160, 128
 
 
-def learn_times(estimate: Estimate, measured: Measurements) -> Estimate:
+def learn_times(estimate: Estimate, measured: Measurements, *, compiled: bool = False) -> Estimate:
     """Return the estimate after some observations, each worker's own in order of step.
 
     Observations of ghost samples are skipped. Steps flagged as not modelled show only what a share
-    costs that is new to a worker.
+    costs that is new to a worker. If the model is ``compiled`` for each share, the first step of
+    the run shows that, too.
 
     Cost:
         ``O(W)`` vectorised per observation of the worker that has the most of them.
@@ -92,7 +96,8 @@ def learn_times(estimate: Estimate, measured: Measurements) -> Estimate:
     # In turns, because a worker's later time is compared with a curve that includes earlier ones.
     for turn in worked.turns():
         if not (modelled := worked.modelled[turn]).all():
-            estimate, turn = _with_unmodelled(estimate, worked, turn[~modelled]), turn[modelled]
+            estimate = _with_unmodelled(estimate, worked, turn[~modelled], compiled=compiled)
+            turn = turn[modelled]
         if not len(turn):
             continue
         first, learnable = _First.of(estimate, worked, turn)
@@ -106,14 +111,16 @@ def learn_times(estimate: Estimate, measured: Measurements) -> Estimate:
     return replace(estimate, recent=with_recent(estimate.recent, usable))
 
 
-def _with_unmodelled(estimate: Estimate, measured: Measurements, at: IntArray) -> Estimate:
+def _with_unmodelled(
+    estimate: Estimate, measured: Measurements, at: IntArray, *, compiled: bool
+) -> Estimate:
     """Return the estimate with first steps at new shares that say nothing about speed.
 
     The next step at that share shows what a new share costs: of a compiled model, and on an
-    accelerator. The first step of a run also starts other things.
+    accelerator. The first step of a run also starts other things, but to compile takes far longer.
     """
     firsts, w = estimate.firsts, measured.worker[at]
-    new = firsts.new(w, measured.share[at]) & (estimate.steps[w] > 0)
+    new = firsts.new(w, measured.share[at]) & (compiled | (estimate.steps[w] > 0))
     at, w = at[new], w[new]
     slow = _slow_firsts(estimate, measured, at)
     if not slow.any():
@@ -141,9 +148,9 @@ def _shaped(estimate: Estimate, batch: _Batch) -> tuple[Estimate, _Batch]:
         return np.where(known, times_s[0], 0.0), np.where(known, times_s[1], 0.0), doubt
 
     new = NewTimes(w, batch.share, batch.time_s, batch.steps, estimate.firsts.cost[w] < 0, curve)
-    seen, shape = noted(seen, new)
+    seen, shape, off = noted(seen, new)
     # Its time at a share beyond a cliff says nothing about a worker's line.
-    batch = batch if whole is batch.share else replace(batch, share=whole)
+    batch = replace(batch, share=whole, off=off)
     return replace(estimate, seen=seen), batch.only(~shape)
 
 
@@ -205,6 +212,9 @@ class _Batch:
     spread: FloatArray  # relative variance within the observation, NaN if it is too short
     interval_s: FloatArray  # of work since the previous exchange, this observation included
     cold: Mask  # whether it is a slow first step at a new share
+    # How far the time of a share to which a worker has returned is from the one before, in
+    # logarithms; infinite for all others
+    off: FloatArray
 
     @classmethod
     def of(cls, measured: Measurements, at: IntArray, interval_s: FloatArray, cold: Mask) -> _Batch:
@@ -220,6 +230,7 @@ class _Batch:
             measured.relative_variance[at],
             interval_s[whose],
             cold,
+            np.full(len(cold), np.inf),
         )
 
     def only(self, mask: Mask) -> _Batch:
@@ -426,7 +437,13 @@ def _jumped(
         undrifted = drifting[side] & beyond & (judged.drifted == 0)
         undrifted &= _explains(anchor, share, time_s, free)
         after = observed(anchor, share, time_s, free).where(undrifted, after)
-    return after
+    as_before = batch.off < _AS_BEFORE * np.abs(np.log(judged.ratio))
+    if not as_before.any():
+        return after
+    # The speed is as it was at this share, so the times at the two shares show the shape.
+    shares = estimate.seen.counted(w, estimate.firsts.share[w])
+    shaped = observed(bent(curves, shares, np.full(len(share), _SHAPE_STD)), share, time_s, free)
+    return shaped.where(as_before, after)
 
 
 def _explains(

@@ -41,8 +41,11 @@ class NewTimes:
     curve: Callable[[IntArray], tuple[FloatArray, FloatArray, FloatArray]]
 
 
-def noted(seen: ShareTimes, new: NewTimes) -> tuple[ShareTimes, Mask]:
+def noted(seen: ShareTimes, new: NewTimes) -> tuple[ShareTimes, Mask, FloatArray]:
     """Return the record after some times, and which of them say nothing about the speed, ``(n,)``.
+
+    Also how far the times of shares to which workers have returned are from their entries, in
+    logarithms, ``(n,)``; infinite for all others, and where that shows another speed.
 
     Cost: ``O(W)``, vectorised; more for workers whose share has changed.
     """
@@ -52,7 +55,7 @@ def noted(seen: ShareTimes, new: NewTimes) -> tuple[ShareTimes, Mask]:
     after.steps[w] += new.steps
     noise = seen.noise[w]
     moved = seen.share[0, w] != new.share
-    jump = np.zeros(len(moved), np.bool_)
+    jump, off = np.zeros(len(moved), np.bool_), np.full(len(moved), np.inf)
     if not moved.any():
         _stayed(after, w, log_s, new.steps, noise)
     else:
@@ -61,12 +64,13 @@ def noted(seen: ShareTimes, new: NewTimes) -> tuple[ShareTimes, Mask]:
         _stayed(after, ranks[stay], log_s[stay], new.steps[stay], noise[stay])
         moves = _Moves.of(after, new, ranks, places, log_s[places], noise[places])
         after, jump[places] = _moved(after, moves)
+        off[places] = np.where(moves.known & ~moves.far, np.abs(moves.off), np.inf)
     if not (jump.any() or after.limit[1].any()):
-        return after, jump
+        return after, jump, off
     ranks = np.arange(len(moved)) if isinstance(w, slice) else w
     after = _limited(after, ranks, new.steps, jump, new.free)
     least, most, _ = after.limit[:, w]
-    return after, (most > 0) & (new.share > least)
+    return after, (most > 0) & (new.share > least), off
 
 
 def _stayed(

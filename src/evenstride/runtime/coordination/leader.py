@@ -207,6 +207,7 @@ class Leader:
         self.exchange_at = 0  # step of the leader at which the next exchange is due
         self.changes = 0
         self._took_s: tuple[float, ...] = ()  # time of the latest two decisions
+        self._compiled = False  # whether the model is compiled for each share
         self.saves: SaveSchedule | None = None  # of rank 0, which knows how long a save takes
         self.noise = NoiseOfRun()  # gradient noise, as far as it is measured
         self._notices = NoticeFilter((), ())
@@ -295,6 +296,7 @@ class Leader:
             epoch_over=over,
             # The shorter one, because a pause of the machine may lengthen either.
             decision_s=min(self._took_s) if len(self._took_s) == 2 else 0.0,
+            compiled=self._compiled,
         )
         verdict = self._take(event, replies, committed_s)
         verdict = self._with_turn(verdict, met, step)
@@ -315,9 +317,9 @@ class Leader:
         if not any(reply.observations for reply in replies):
             return
         try:
-            self._take(
-                Exchanged(step, step, *self._of_workers(replies), last=True), replies, committed_s
-            )
+            seen = self._of_workers(replies)
+            event = Exchanged(step, step, *seen, last=True, compiled=self._compiled)
+            self._take(event, replies, committed_s)
         except Exception:
             logger.exception("the last measurements are missing in the summary and the trace")
 
@@ -379,6 +381,10 @@ class Leader:
         """Add the steps committed before this process to the board's step count."""
         if self.board is not None:
             self.board.count_from(earlier)
+
+    def expect_slow_firsts(self) -> None:
+        """Note that the model is compiled for each share, so the first step at a share is slow."""
+        self._compiled = True
 
     def note(self, kind: str, **values: Any) -> None:
         """Write a record that no decision depends on, and pass it to the board."""

@@ -21,6 +21,8 @@ class WatchedModels:
         self.parameters: list[nn.Parameter] = []
         self.sharded = self.compiled = False
         """Whether one of them is."""
+        self.compiled_by_shape = False
+        """Whether one of them may be compiled again for each batch size."""
         self.unrecorded = False
         """Whether DDP still has to record the static graph of one, in its first step."""
 
@@ -29,7 +31,9 @@ class WatchedModels:
         self.parameters += model.parameters()
         self.unrecorded = self.unrecorded or static_graph(model)
         self.sharded = self.sharded or is_sharded(model)
-        self.compiled = self.compiled or compiled(model)
+        if compiled(model):
+            self.compiled = True
+            self.compiled_by_shape = self.compiled_by_shape or not _dynamic(model)
 
     def recorded(self) -> None:
         """Note that a step was synchronised, so that every graph is recorded."""
@@ -91,6 +95,13 @@ def compiled(model: nn.Module) -> bool:
         hasattr(part, "_orig_mod") or getattr(part, "_compiled_call_impl", None) is not None
         for part in model.modules()
     )
+
+
+def _dynamic(model: nn.Module) -> bool:
+    """Return whether all compilations of a model are for any batch size (``dynamic=True``)."""
+    contexts = [getattr(part, "dynamo_ctx", None) for part in model.modules()]
+    compilations = [context for context in contexts if context is not None]
+    return bool(compilations) and all(getattr(c, "_dynamic", None) is True for c in compilations)
 
 
 def static_graph(model: nn.Module) -> bool:

@@ -102,6 +102,8 @@ class TeamCoordinator:
             # Before the position moves: a step that was not averaged must not be saved as trained.
             self._first_step.check()
             tell_workload(self._leader, self._watched.models, progress.order)
+            if self._leader is not None and self._watched.compiled_by_shape:
+                self._leader.expect_slow_firsts()
         # Not at the start of the pass: a loop may only inspect the data, before a state is loaded.
         if progress.untrained_pass:
             tell_pass(self._leader, progress)

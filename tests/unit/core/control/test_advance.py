@@ -129,6 +129,21 @@ def test_a_step_that_says_nothing_about_speed_postpones_a_decision_of_the_openin
     assert isinstance(move, SetShares)
 
 
+@pytest.mark.parametrize(("compiled", "moves"), [(False, True), (True, False)])
+def test_a_compiled_model_moves_only_if_that_is_worth_the_compilation(
+    compiled: bool, moves: bool
+) -> None:
+    control, _ = advance(Control(policy_from_spec("adaptive")), FleetFormed(0, 0, 100, TWO))
+    seen = [_seen(0, 50, 0.1), _seen(1, 50, 0.13)]
+    firsts = [replace(one, first_step=0, busy_s=(9.0,), modelled=False) for one in seen]
+
+    both = Measurements.of([*firsts, *(replace(one, first_step=1) for one in seen)])
+    _, verdict = advance(control, Exchanged(2, 2, both, compiled=compiled))
+
+    assert (verdict.shares is not None) == moves
+    assert ("its first step costs 8.9 s" in verdict.reason) == compiled
+
+
 def test_skipping_the_opening_ends_the_waiting() -> None:
     control, _ = advance(Control(policy_from_spec("adaptive")), FleetFormed(0, 0, 10, TWO))
 

@@ -418,10 +418,32 @@ def test_a_first_step_that_is_not_modelled_shows_what_a_new_share_costs() -> Non
     assert passes.firsts.extra_s == [0.0], "the first step of a pass is at a share that it had"
 
 
-def test_the_first_step_of_a_run_says_nothing_of_what_a_share_costs() -> None:
-    estimate = _learned(
-        _seen(0, 50, 5.2, step=1, modelled=False),
-        *[_seen(0, 50, 0.2, step=step) for step in range(2, 5)],
-    )
+@pytest.mark.parametrize(("compiled", "extra_s"), [(False, 0.0), (True, 5.0)])
+def test_the_first_step_of_a_run_shows_what_a_share_costs_if_the_model_is_compiled(
+    compiled: bool, extra_s: float
+) -> None:
+    first = _seen(0, 50, 5.2, step=1, modelled=False)
+    estimate = learn_times(Estimate.unknown(1), Measurements.of((first,)), compiled=compiled)
 
-    assert estimate.firsts.extra_s == [0.0]
+    for step in range(2, 5):
+        seen = Measurements.of((_seen(0, 50, 0.2, step=step),))
+        estimate = learn_times(estimate, seen, compiled=compiled)
+
+    assert estimate.firsts.extra_s == pytest.approx([extra_s])
+    assert _at(estimate, 50) == pytest.approx([0.2]), "it says nothing about speed"
+
+
+def test_a_share_that_takes_as_long_as_before_shows_the_shape() -> None:
+    """A few steps at full speed made the curve too flat, and the shares then go up and down."""
+    flat = [_seen(0, 136, *[0.08] * 20), _seen(0, 98, *[0.073] * 2), _seen(0, 136, *[0.08] * 30)]
+    slower = [_seen(0, 136, *[0.185] * 4), _seen(0, 98, *[0.16] * 60)]
+    down, up = _seen(0, 37, *[0.09] * 4), _seen(0, 98, *[0.19] * 4)
+
+    once = _learned(*flat, *slower, down)
+    back = _learned(*flat, *slower, down, up)
+    again = _learned(*flat, *slower, down, up, down, up)
+
+    assert _at(once, 98) == pytest.approx([0.12], rel=0.02), "so far, it may have become faster"
+    for estimate in (back, again):
+        assert _at(estimate, 37) == pytest.approx([0.09], rel=0.02)
+        assert _at(estimate, 98) == pytest.approx([0.19], rel=0.02)

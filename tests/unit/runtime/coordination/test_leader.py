@@ -157,6 +157,19 @@ def test_a_postponed_decision_does_not_make_a_leader_look_fast(tmp_path: Path) -
     assert [event["step"] for event in events if event.get("decision_s")] == [5]
 
 
+def test_the_trace_says_that_the_model_is_compiled(tmp_path: Path) -> None:
+    leader = _leader()
+    leader.record_to(TraceWriter(tmp_path / "trace.jsonl", {"policy": "adaptive"}))
+    leader.exchange(2, [_reply(0), _reply(1)], 5)
+    leader.expect_slow_firsts()
+    leader.exchange(3, [_reply(0), _reply(1)], 5)
+
+    events = [record["event"] for record in read_records(tmp_path) if record["kind"] == "event"]
+
+    assert [event.get("compiled") for event in events] == [None, None, True]
+    assert replay(tmp_path).identical
+
+
 def test_the_noise_of_whole_steps_is_kept_and_recorded(tmp_path: Path) -> None:
     leader = _leader("static:4,8")
     leader.record_to(TraceWriter(tmp_path / "trace.jsonl", {"policy": "static:4,8"}))

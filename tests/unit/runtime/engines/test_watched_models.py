@@ -5,11 +5,13 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from typing import Any
 
 import pytest
+import torch
 from torch import nn
 
-from evenstride.runtime.engines.watched_models import averages
+from evenstride.runtime.engines.watched_models import WatchedModels, averages
 
 
 class Engine(nn.Module):
@@ -40,6 +42,22 @@ WRAPPERS: dict[str, Callable[[], nn.Module]] = {
 @pytest.mark.parametrize("name", WRAPPERS)
 def test_an_engine_is_found_in_any_wrapper(name: str) -> None:
     assert averages(WRAPPERS[name]())
+
+
+@pytest.mark.parametrize(
+    ("dynamic", "by_shape"), [(None, True), (False, True), (True, False)], ids=str
+)
+def test_a_model_is_compiled_for_each_batch_size_unless_it_is_dynamic(
+    dynamic: bool | None, by_shape: bool
+) -> None:
+    watched, plain = WatchedModels(), WatchedModels()
+
+    part: Any = torch.compile(nn.Linear(1, 1), backend="eager", dynamic=dynamic)
+    watched.add(nn.Sequential(part))
+    plain.add(nn.Linear(1, 1))
+
+    assert (watched.compiled, watched.compiled_by_shape) == (True, by_shape)
+    assert not plain.compiled_by_shape
 
 
 def test_a_bare_module_has_no_engine() -> None:
