@@ -211,9 +211,9 @@ class _Batch:
     steps: IntArray
     spread: FloatArray  # relative variance within the observation, NaN if it is too short
     interval_s: FloatArray  # of work since the previous exchange, this observation included
-    cold: Mask  # whether it is a slow first step at a new share
+    cold: Mask  # whether it is a slow first step at a new share.
     # How far the time of a share to which a worker has returned is from the one before, in
-    # logarithms; infinite for all others
+    # logarithms. Infinite for all others.
     off: FloatArray
 
     @classmethod
