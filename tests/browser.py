@@ -94,11 +94,19 @@ class Browser:
             self.events.append(message)
 
     def open(self, address: str) -> None:
-        """Open a page and wait until it is loaded."""
-        self.events.clear()
-        self.call("Page.navigate", url=address)
-        while not any(one.get("method") == "Page.loadEventFired" for one in self.events):
-            self.events.append(self._message())
+        """Open a page and wait until it is loaded.
+
+        A change of the machine's network interfaces interrupts all loads of a browser, also from
+        loopback. Other tests add and remove interfaces, so an interrupted page is opened again.
+        """
+        interrupted = True
+        while interrupted:
+            self.events.clear()
+            self.call("Page.navigate", url=address)
+            while not self.of_kind("Page.loadEventFired"):
+                self.events.append(self._message())
+            entries = self.of_kind("Log.entryAdded")
+            interrupted = any("net::ERR_NETWORK_CHANGED" in one["entry"]["text"] for one in entries)
 
     def run(self, script: str) -> Any:
         """Return the value of an expression in the page."""
