@@ -44,8 +44,8 @@ _PRIOR_FIXED, _PRIOR_FIXED_STD, _PRIOR_POWER = 0.37, 0.17, 0.60
 # regarded as shape made every new share look like a change of speed, and one run of eight fell to
 # half of the best efficiency.
 _JUMP_STD, _JUMP_SHAPE_STD = 0.5, 0.10
-# A worker returns to a share whose time is this much closer to the one before than to the curve:
-# the shape is wrong then, and the fixed part has this uncertainty.
+# A worker returns to a share whose time is this much closer to the one before than to the curve,
+# which fits the share between: the shape is wrong then, and the fixed part has this uncertainty.
 _AS_BEFORE, _SHAPE_STD = 0.5, 0.25
 # A speed this close to the one before the latest change, in standard deviations, is that one.
 _BACK_STD = 2.0
@@ -56,6 +56,9 @@ _BACK_DOUBT = 0.5
 # A first step at a new share is slow if it takes this many times its prediction. After this many of
 # them in a row the next one counts: a worker whose share changes all the time is not ignored.
 _SLOW_FIRST, _MOST_SLOW_FIRSTS = 1.25, 3
+# Part of the first step of a run that counts as compilation, of the worker with the shortest one:
+# in a new process it took 64 s, and 21 to 25 s at later shares.
+_OF_FIRST = 0.5
 # Bounds of the stored cost of new shares: after two cheap first steps, new shares count as free of
 # cost until an expensive one.
 _COST = (-2, 2)
@@ -102,7 +105,7 @@ def learn_times(estimate: Estimate, measured: Measurements, *, compiled: bool = 
             continue
         first, learnable = _First.of(estimate, worked, turn)
         batch = _Batch.of(learnable, turn, interval_s, first.excused(estimate))
-        firsts = _firsts_after(estimate.firsts, batch, first)
+        firsts = _firsts_after(estimate, batch, first)
         estimate, batch = _shaped(estimate, batch)
         fresh = estimate.steps[batch.workers] == 0
         after = _update(_begin(estimate, batch.only(fresh)), batch.only(~fresh))
@@ -140,17 +143,18 @@ def _shaped(estimate: Estimate, batch: _Batch) -> tuple[Estimate, _Batch]:
         seen.counted(w, batch.share) if seen.has_waves else batch.share,
     )
 
+    before = seen.counted(w, seen.share[0, w])
+
     def curve(places: IntArray) -> tuple[FloatArray, FloatArray, FloatArray]:
         mine, known = curves.of(places), estimate.steps[w][places] > 0
-        before = seen.counted(w, seen.share[0, w])[places]
-        times_s = mine.time_s(whole[places]), mine.time_s(before)
+        times_s = mine.time_s(whole[places]), mine.time_s(before[places])
         doubt = np.where(known, mine.relative_std(whole[places]), 0.0)
         return np.where(known, times_s[0], 0.0), np.where(known, times_s[1], 0.0), doubt
 
     new = NewTimes(w, batch.share, batch.time_s, batch.steps, estimate.firsts.cost[w] < 0, curve)
     seen, shape, off = noted(seen, new)
     # Its time at a share beyond a cliff says nothing about a worker's line.
-    batch = replace(batch, share=whole, off=off)
+    batch = replace(batch, share=whole, before=before, off=off)
     return replace(estimate, seen=seen), batch.only(~shape)
 
 
@@ -212,6 +216,7 @@ class _Batch:
     spread: FloatArray  # relative variance within the observation, NaN if it is too short
     interval_s: FloatArray  # of work since the previous exchange, this observation included
     cold: Mask  # whether it is a slow first step at a new share.
+    before: IntArray  # its share before this observation.
     # How far the time of a share to which a worker has returned is from the one before, in
     # logarithms. Infinite for all others.
     off: FloatArray
@@ -230,6 +235,7 @@ class _Batch:
             measured.relative_variance[at],
             interval_s[whose],
             cold,
+            measured.share[at],
             np.full(len(cold), np.inf),
         )
 
@@ -249,8 +255,9 @@ class _Batch:
         return np.asarray(noise * median_cost / self.steps + _MODEL_STD**2)
 
 
-def _firsts_after(before: Firsts, batch: _Batch, first: _First) -> Firsts:
-    w = batch.workers
+def _firsts_after(estimate: Estimate, batch: _Batch, first: _First) -> Firsts:
+    before, w = estimate.firsts, batch.workers
+    fresh = estimate.steps[w] == 0
     moved, before_s = before.share[w] != batch.share, before.slow_s[w]
     if not (moved.any() or before.row[w].any() or before_s.any()):
         return before
@@ -259,7 +266,7 @@ def _firsts_after(before: Firsts, batch: _Batch, first: _First) -> Firsts:
     # A change of speed would have made the second step as slow as the first.
     costly = first.dropped | (second & (_SLOW_FIRST * batch.time_s < before_s))
     # An undecided first step is counted when the second has arrived.
-    cheap = (first.new | second) & ~costly & ~first.open
+    cheap = (first.new | second) & ~costly & ~first.open & ~fresh
     share, had, row = before.share.copy(), before.had, before.row.copy()
     slow_s, cost = before.slow_s.copy(), before.cost.copy()
     if first.new.any():
@@ -270,6 +277,8 @@ def _firsts_after(before: Firsts, batch: _Batch, first: _First) -> Firsts:
     known = before.share[w] > 0
     cost[w] = np.clip(cost[w] + known * (1 * costly - 1 * cheap), *_COST)
     over_s = np.where(second & costly, before_s - batch.time_s, first.over_s)
+    if (of_run := fresh & costly).any():
+        over_s = np.where(of_run, _OF_FIRST * over_s[of_run].min(), over_s)
     extra_s, known_s = before.extra_s, before.extra_s[w]
     if costly.any() or (known_s * cheap).any():
         extra_s = extra_s.copy()
@@ -438,12 +447,17 @@ def _jumped(
         undrifted &= _explains(anchor, share, time_s, free)
         after = observed(anchor, share, time_s, free).where(undrifted, after)
     as_before = batch.off < _AS_BEFORE * np.abs(np.log(judged.ratio))
-    if not as_before.any():
-        return after
-    # The speed is as it was at this share, so the times at the two shares show the shape.
-    shares = estimate.seen.counted(w, estimate.firsts.share[w])
-    shaped = observed(bent(curves, shares, np.full(len(share), _SHAPE_STD)), share, time_s, free)
-    return shaped.where(as_before, after)
+    return _reshaped(batch, curves, free, as_before, after) if as_before.any() else after
+
+
+def _reshaped(
+    batch: _Batch, curves: CurveEstimates, free: FloatArray, as_before: Mask, after: CurveEstimates
+) -> CurveEstimates:
+    """Return curves through the times at two shares where the speed is as it was at both."""
+    unsure = bent(curves, batch.before, np.full(len(batch.share), _SHAPE_STD))
+    shaped = observed(unsure, batch.share, batch.time_s, free)
+    fits = _explains(shaped, batch.share, batch.time_s, free)
+    return shaped.where(as_before & fits, after)
 
 
 def _explains(

@@ -45,7 +45,8 @@ def noted(seen: ShareTimes, new: NewTimes) -> tuple[ShareTimes, Mask, FloatArray
     """Return the record after some times, and which of them say nothing about the speed, ``(n,)``.
 
     Also how far the times of shares to which workers have returned are from their entries, in
-    logarithms, ``(n,)``; infinite for all others, and where that shows another speed.
+    logarithms, ``(n,)``, and at least how far the entry of the share before is from its curve.
+    Infinite for all others, and where that shows another speed.
 
     Cost: ``O(W)``, vectorised; more for workers whose share has changed.
     """
@@ -64,7 +65,8 @@ def noted(seen: ShareTimes, new: NewTimes) -> tuple[ShareTimes, Mask, FloatArray
         _stayed(after, ranks[stay], log_s[stay], new.steps[stay], noise[stay])
         moves = _Moves.of(after, new, ranks, places, log_s[places], noise[places])
         after, jump[places] = _moved(after, moves)
-        off[places] = np.where(moves.known & ~moves.far, np.abs(moves.off), np.inf)
+        far = np.maximum(np.abs(moves.off), moves.misfit)
+        off[places] = np.where(moves.known & ~moves.far, far, np.inf)
     if not (jump.any() or after.limit[1].any()):
         return after, jump, off
     ranks = np.arange(len(moved)) if isinstance(w, slice) else w
@@ -114,6 +116,7 @@ class _Moves:
     at: IntArray  # row of the latter.
     off: FloatArray  # how much longer than expected, in logarithms.
     std: FloatArray  # standard deviation of that.
+    misfit: FloatArray  # how far the entry of the share before is from its curve, in logarithms.
     late: Mask  # whether more samples took less time before.
     since: IntArray  # when that was.
 
@@ -135,7 +138,9 @@ class _Moves:
         found = seen.share[at, w], seen.level[at, w], seen.count[at, w], seen.used[at, w]
         first, level = before[0] == 0, log_s - seen.slower[w]
         curve_s, before_s, doubt = new.curve(places)
-        by_curve = np.log(np.maximum(curve_s, 1e-12) / np.maximum(before_s, 1e-12))
+        curve, curve_before = np.log(np.maximum([curve_s, before_s], 1e-12))
+        by_curve = curve - curve_before
+        misfit = np.abs(before[1] + seen.slower[w] - curve_before)
         # A new share is compared with the share before, by the curve; a known one with itself.
         off = level - np.where(known, found[1], before[1] + by_curve)
         count = np.maximum(np.where(known, found[2], before[2]), 1)
@@ -148,7 +153,9 @@ class _Moves:
         off = np.where(late, level - np.where(late, more.min(axis=0), 0.0) - by_share, off)
         since = np.where(place == 0, before[3], seen.used[place, w])
         off = np.where(first, 0.0, off)
-        return cls(w, share, steps, level, first, known, before, found, at, off, std, late, since)
+        return cls(
+            w, share, steps, level, first, known, before, found, at, off, std, misfit, late, since
+        )
 
     @property
     def new(self) -> Mask:

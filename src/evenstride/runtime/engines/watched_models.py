@@ -99,9 +99,11 @@ def compiled(model: nn.Module) -> bool:
 
 def _dynamic(model: nn.Module) -> bool:
     """Return whether all compilations of a model are for any batch size (``dynamic=True``)."""
-    contexts = [getattr(part, "dynamo_ctx", None) for part in model.modules()]
-    compilations = [context for context in contexts if context is not None]
-    return bool(compilations) and all(getattr(c, "_dynamic", None) is True for c in compilations)
+    parts = list(model.modules())
+    if any(getattr(part, "_compiled_call_impl", None) is not None for part in parts):
+        return False  # `Module.compile` keeps no record of it
+    contexts = [part.dynamo_ctx for part in parts if hasattr(part, "dynamo_ctx")]
+    return bool(contexts) and all(getattr(one, "_dynamic", None) is True for one in contexts)
 
 
 def static_graph(model: nn.Module) -> bool:

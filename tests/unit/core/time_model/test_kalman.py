@@ -418,7 +418,7 @@ def test_a_first_step_that_is_not_modelled_shows_what_a_new_share_costs() -> Non
     assert passes.firsts.extra_s == [0.0], "the first step of a pass is at a share that it had"
 
 
-@pytest.mark.parametrize(("compiled", "extra_s"), [(False, 0.0), (True, 5.0)])
+@pytest.mark.parametrize(("compiled", "extra_s"), [(False, 0.0), (True, 2.5)])
 def test_the_first_step_of_a_run_shows_what_a_share_costs_if_the_model_is_compiled(
     compiled: bool, extra_s: float
 ) -> None:
@@ -447,3 +447,40 @@ def test_a_share_that_takes_as_long_as_before_shows_the_shape() -> None:
     for estimate in (back, again):
         assert _at(estimate, 37) == pytest.approx([0.09], rel=0.02)
         assert _at(estimate, 98) == pytest.approx([0.19], rel=0.02)
+
+
+def test_of_several_first_steps_of_a_run_the_shortest_shows_what_a_share_costs() -> None:
+    firsts = [_seen(rank, 50, time_s, modelled=False) for rank, time_s in enumerate((60.2, 3.2))]
+    seconds = [_seen(rank, 50, 0.2, step=2) for rank in (0, 1)]
+
+    seen = Measurements.of([*firsts, *seconds])
+    estimate = learn_times(Estimate.unknown(2), seen, compiled=True)
+
+    assert estimate.firsts.extra_s == pytest.approx([1.5, 1.5])
+
+
+def test_a_compiled_model_that_was_warmed_up_says_nothing_of_what_a_share_costs() -> None:
+    seen = Measurements.of([_seen(0, 50, 0.2, modelled=False), _seen(0, 50, 0.2, step=2)])
+
+    estimate = learn_times(Estimate.unknown(1), seen, compiled=True)
+
+    assert (estimate.firsts.cost.tolist(), estimate.firsts.extra_s.tolist()) == ([0], [0.0])
+
+
+def test_times_beyond_a_cliff_bend_no_curve() -> None:
+    """They say nothing about the line, so the curve does not fit the share between."""
+    flat = [_seen(0, 136, *[0.08] * 20), _seen(0, 98, *[0.073] * 2), _seen(0, 136, *[0.08] * 30)]
+    known = [*flat, _seen(0, 136, *[0.185] * 4), _seen(0, 98, *[0.16] * 60)]
+    cliff, back = _seen(0, 150, *[0.6] * 4), _seen(0, 98, *[0.19] * 4)
+
+    estimate = _learned(*known, _seen(0, 37, *[0.09] * 4), cliff, back)
+
+    assert estimate.now.per_sample_s[0] > 0.0005, "nearly flat, as 150 samples would be in line"
+
+
+def test_a_new_time_that_no_shape_explains_is_another_speed() -> None:
+    usual, spike = _seen(0, 55, *[0.118] * 10), _seen(0, 54, 0.2328)
+
+    estimate = _learned(usual, spike, _seen(0, 55, *[0.236] * 3))
+
+    assert _at(estimate, 55) == pytest.approx([0.236], rel=0.02)
