@@ -120,7 +120,8 @@ def _with_unmodelled(
     """Return the estimate with first steps at new shares that say nothing about speed.
 
     The next step at that share shows what a new share costs: of a compiled model, and on an
-    accelerator. The first step of a run also starts other things, but to compile takes far longer.
+    accelerator. The first step of a run also starts other things, so it counts only if the model
+    is ``compiled``, and then in part.
     """
     firsts, w = estimate.firsts, measured.worker[at]
     new = firsts.new(w, measured.share[at]) & (compiled | (estimate.steps[w] > 0))
