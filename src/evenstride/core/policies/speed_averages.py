@@ -42,6 +42,7 @@ class SpeedAverages:
 
     # ``(4, W)``, measured times relative to the curves; ones before the first step.
     times: FloatArray = field(default_factory=lambda: np.ones((len(_WEIGHTS), 1)))
+    model: TimeModel | None = None  # those curves
     # Steps from which on decisions hold, with the splits ``(6, W)`` that could be used then: that
     # of the curves, the equal one, and those by the averages.
     plans: tuple[tuple[int, IntArray], ...] = ()
@@ -97,14 +98,18 @@ class SpeedAverages:
         return state
 
     def _with_steps(self, part: StepsAtSplit, model: TimeModel) -> SpeedAverages:
-        times, compared, relative = self.times, self.compared, part.busy_s / model.at(part.shares)
+        curves_s, times, compared = model.at(part.shares), self.times, self.compared
+        # The curves may have moved since. Times are averaged, not how far curves were from them.
+        if self.model is not None and len(self.model) == len(model):
+            times = times * (self.model.at(part.shares) / curves_s)
+        relative = part.busy_s / curves_s
         # An exchange may bring hundreds of steps, so only the running sums are a loop over them.
         for each in relative:
             times = times + _WEIGHTS * (each - times)
         for splits, since, until in self._plans_of(part):
             for powers in _powers(splits, part.shares, model, relative[since:until]):
                 compared = _PASSING * compared + powers
-        return replace(self, times=times, compared=compared)
+        return replace(self, times=times, compared=compared, model=model)
 
     def _plans_of(self, part: StepsAtSplit) -> Iterator[tuple[IntArray, int, int]]:
         """Yield the plans for some steps, each with its first step among them and the one after."""

@@ -40,6 +40,8 @@ _NO_TIME_S = 1e-200  # beyond a cliff that a worker does not have
 _BEND = 4.0
 PROOF = 2
 """Number of slow steps that show a cliff rather than a cold start."""
+LEAST_DRIFT = 0.0005
+"""Relative drift of a speed per square root of a step that is always assumed."""
 HAZARD = 1e-3
 """Probability per step that a speed changes."""
 LEAST_ODDS = math.log(HAZARD)
@@ -474,11 +476,6 @@ class RecentSteps:
     def none(cls, workers: int) -> RecentSteps:
         return cls(0, np.zeros((0, workers)), np.zeros((0, workers)))
 
-    def taking(self, other: RecentSteps, here: IntArray, there: IntArray) -> RecentSteps:
-        """Return no steps: another group of workers has no steps in common yet."""
-        del other, here, there
-        return self
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Estimate:
@@ -492,6 +489,7 @@ class Estimate:
     anchors: tuple[CurveEstimates, CurveEstimates]
     noise: FloatArray  # ``(W,)``, relative variance of one step's time.
     latest: FloatArray  # ``(W,)``, latest time relative to its prediction; NaN if none.
+    drift: FloatArray  # ``(W,)``, relative drift of the speed per square root of a step.
     steps: IntArray  # ``(W,)``, number of learned steps; 0 means that the worker is unknown.
     changes: Changes  # history of the latest residuals.
     firsts: Firsts  # history of first steps at new shares.
@@ -509,6 +507,7 @@ class Estimate:
             anchors=(none, none),
             noise=np.full(workers, _NOISE_FIRST),
             latest=np.full(workers, np.nan),
+            drift=np.full(workers, LEAST_DRIFT),
             steps=np.zeros(workers, dtype=np.int64),
             changes=Changes.none(workers),
             firsts=Firsts.none(workers),
@@ -589,7 +588,7 @@ def _taking(into: Any, other: Any, here: IntArray, there: IntArray) -> Any:
         every = np.ones(len(here), dtype=np.bool_)
         return into.put(here, every, other.of(there))
     if isinstance(into, RecentSteps):
-        return into.taking(other, here, there)
+        return into  # the other group of workers has no steps in common with this one
     if isinstance(into, np.ndarray):
         taken = into.copy()
         taken[..., here] = other[..., there]

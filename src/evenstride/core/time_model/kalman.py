@@ -23,6 +23,7 @@ from evenstride.core.arrays import FloatArray, IntArray, Mask
 from evenstride.core.time_model.change_detection import Judgement, Residuals, judge
 from evenstride.core.time_model.curve_update import bent, observed
 from evenstride.core.time_model.estimates import (
+    LEAST_DRIFT,
     Changes,
     CurveEstimates,
     Estimate,
@@ -62,9 +63,12 @@ _OF_FIRST = 0.5
 # Bounds of the stored cost of new shares: after two cheap first steps, new shares count as free of
 # cost until an expensive one.
 _COST = (-2, 2)
-# Relative drift of the speed per square root of a step, and the uncertainty that never averages
-# out. Small, because `Changes` finds changes: a drift that follows them alone took 9 to 12 steps.
-_DRIFT, _MODEL_STD = 0.0005, 0.004
+# Uncertainty of a curve that never averages out.
+_MODEL_STD = 0.004
+# The drift grows by up to this part, in logarithms, when two consecutive times are off in the same
+# direction, and falls as much when they are not. The threshold makes it fall when they are
+# independent. The most keeps a speed that jumps at every step from being followed at every step.
+_DRIFT_RATE, _DRIFT_THRESHOLD, _MOST_DRIFT = 0.3, 0.1, 0.05
 # Bounds of the relative variance of one step's time; and the fewest and most steps in its mean
 # (with fewer, it would itself be so noisy that every test with it misfires).
 _NOISE_LEAST, _NOISE_LIKELY, _NOISE_MOST = 0.005**2, 0.45**2, 0.5**2
@@ -325,7 +329,7 @@ def _update(estimate: Estimate, batch: _Batch) -> Estimate:
     w = batch.workers
     # A drift along the curve: the speed gets less certain with every step, the shape does not.
     estimate = _noisier(estimate, batch)
-    curves = estimate.now.of(w).times(1.0, np.asarray(_DRIFT**2 * batch.steps))
+    curves = estimate.now.of(w).times(1.0, estimate.drift[w] ** 2 * batch.steps)
     variance = batch.variance(estimate.noise[w])
     residuals = _residuals(estimate, batch, curves, variance)
     changes, judged = judge(estimate.changes, residuals)
@@ -337,6 +341,7 @@ def _update(estimate: Estimate, batch: _Batch) -> Estimate:
         after.rows[:, some] = jumped.rows
     learnt = replace(
         estimate,
+        drift=_drift_after(estimate, residuals),
         now=estimate.now.put(w, ~judged.held, after),
         former=estimate.former.put(w, judged.jumped, curves),
         previous=estimate.previous.put(w, ~judged.held, curves),
@@ -345,6 +350,18 @@ def _update(estimate: Estimate, batch: _Batch) -> Estimate:
     )
     unclear = (residuals.doubt**2 > _NOISE_FAR * estimate.noise[w]) | batch.cold
     return _noted(learnt, batch, residuals.part, judged, unclear)
+
+
+def _drift_after(estimate: Estimate, residuals: Residuals) -> FloatArray:
+    """Return the drift of all workers after these times."""
+    # If a curve follows its speed, consecutive residuals are independent. If it is too slow for
+    # the drift, they have the same sign; `Changes` finds that only where their sum is large.
+    w, drift = residuals.workers, estimate.drift.copy()
+    together = np.log(residuals.part) * np.log(estimate.latest[w]) / residuals.std**2
+    off = np.clip(together, -1.0, 1.0) - _DRIFT_THRESHOLD
+    after = drift[w] * np.exp(_DRIFT_RATE * np.where(np.isnan(together), 0.0, off))
+    drift[w] = after.clip(LEAST_DRIFT, _MOST_DRIFT)
+    return drift
 
 
 def _noisier(estimate: Estimate, batch: _Batch) -> Estimate:
