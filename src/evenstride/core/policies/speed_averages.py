@@ -53,7 +53,7 @@ class SpeedAverages:
 
     def aside(self) -> SpeedAverages:
         """Return the state after steps that say nothing about averages."""
-        return replace(self, plans=(), used=_OWN)
+        return replace(self, model=None, plans=(), used=_OWN)
 
     def decide(self, situation: Situation, own: Decision) -> tuple[SpeedAverages, Decision]:
         """Return the next state and the decision; ``own`` is the one by the curves.

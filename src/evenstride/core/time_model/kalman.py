@@ -68,7 +68,7 @@ _MODEL_STD = 0.004
 # The drift grows by up to this part, in logarithms, when two consecutive times are off in the same
 # direction, and falls as much when they are not. The threshold makes it fall when they are
 # independent. The most keeps a speed that jumps at every step from being followed at every step.
-_DRIFT_RATE, _DRIFT_THRESHOLD, _MOST_DRIFT = 0.3, 0.1, 0.05
+_DRIFT_RATE, _DRIFT_THRESHOLD, _MOST_DRIFT = 0.2, 0.1, 0.05
 # Bounds of the relative variance of one step's time; and the fewest and most steps in its mean
 # (with fewer, it would itself be so noisy that every test with it misfires).
 _NOISE_LEAST, _NOISE_LIKELY, _NOISE_MOST = 0.005**2, 0.45**2, 0.5**2

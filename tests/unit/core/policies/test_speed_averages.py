@@ -72,6 +72,18 @@ def test_curves_are_followed_where_speeds_only_seem_to_change() -> None:
     assert set(decisions) == {OWN}
 
 
+def test_averages_of_times_do_not_follow_curves_that_move() -> None:
+    calm, misled = Run(), Run()
+    for _ in range(3):
+        calm.after(EQUAL, (1.0, 1.0, 1.0))
+        misled.after(EQUAL, (1.0, 1.0, 1.0))
+
+    misled.estimate = replace(KNOWN, now=KNOWN.now.times(2.0, np.zeros(3)))
+    misled.after(EQUAL, (1.0, 1.0, 1.0))
+
+    assert 2.0 * misled.state.times == pytest.approx(calm.state.times)
+
+
 def test_curves_are_followed_again_after_other_steps() -> None:
     run = Run()
     run.after(LARGER, (1.0, 1.0, 1.0))

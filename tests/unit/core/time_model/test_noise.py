@@ -75,3 +75,35 @@ def test_short_times_that_come_alone_are_no_faster_worker() -> None:
     assert before.now.time_s(50.0)[0] == pytest.approx(0.5, rel=0.05)
     assert after.now.time_s(50.0)[0] == pytest.approx(0.5, rel=0.05)
     assert fast.now.time_s(50.0)[0] == pytest.approx(0.25, rel=0.05)
+
+
+def _walk(drift: float, noise: float) -> tuple[Estimate, float]:
+    """Return what 400 steps teach of eight speeds that drift, and how far predictions were off."""
+    rng, estimate, slower, off = np.random.default_rng(0), Estimate.unknown(8), np.zeros(8), []
+    share, one = np.full(8, 50), np.ones(8, dtype=np.int64)
+    for step in range(400):
+        slower += drift * rng.standard_normal(8)
+        off.append(estimate.now.time_s(share) / (0.5 * np.exp(slower)) - 1.0)
+        busy_s = 0.5 * np.exp(slower + noise * rng.standard_normal(8))
+        seen = Measurements(np.arange(8), share, np.full(8, step), one, busy_s, np.zeros(8))
+        estimate = learn_times(estimate, seen)
+    return estimate, float(np.sqrt(np.mean(np.square(off[50:]))))
+
+
+@pytest.mark.parametrize(("drift", "noise"), [(0.02, 0.02), (0.03, 0.05), (0.05, 0.01)])
+def test_the_drift_of_a_speed_is_learned(drift: float, noise: float) -> None:
+    estimate, off = _walk(drift, noise)
+
+    assert estimate.drift.mean() == pytest.approx(drift, rel=0.3)
+    # The variance of a filter that knows both: ``p = drift^2 + p noise^2 / (p + noise^2)``.
+    least = drift * (drift / 2 + np.hypot(drift / 2, noise))
+    assert off < 1.2 * np.sqrt(least)
+
+
+@pytest.mark.parametrize("noise", [0.01, 0.05, 0.3])
+def test_independent_noise_is_no_drift(noise: float) -> None:
+    estimate, off = _walk(0.0, noise)
+
+    assert np.median(estimate.drift) < 0.1 * noise
+    # As far as the mean of 20 steps.
+    assert off < noise / np.sqrt(20.0)
