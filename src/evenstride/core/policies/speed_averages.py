@@ -30,6 +30,8 @@ _PASSING = math.exp(-1 / 60)
 # Steps to compare before another split is used. The part of a step that it must save, beyond one
 # standard error, and that by which it must be better than one that is used already.
 _FEWEST, _MUCH, _BETTER = 20, 0.005, 0.002
+# Samples that a worker may get, as a multiple of the most that it has had lately.
+_MORE = 1.25
 # Rounds in which samples that bounds keep from a worker go to others, and those that may be left.
 _ROUNDS, _NEARLY, _TINY = 3, 0.5, 1e-300
 _PLANS = 40  # decisions to remember until their steps have been measured
@@ -40,9 +42,9 @@ _OWN, _EQUAL, _AVERAGES = 0, 1, 2  # the splits, in this order
 class SpeedAverages:
     """Averages of measured times, and how splits by them would have done."""
 
-    # ``(4, W)``, measured times relative to the curves; ones before the first step.
+    # ``(4, W)``, measured times relative to the curves of ``model``; ones before the first step.
     times: FloatArray = field(default_factory=lambda: np.ones((len(_WEIGHTS), 1)))
-    model: TimeModel | None = None  # those curves
+    model: TimeModel | None = None  # ``None``: relative to any curves that come next
     # Steps from which on decisions hold, with the splits ``(6, W)`` that could be used then: that
     # of the curves, the equal one, and those by the averages.
     plans: tuple[tuple[int, IntArray], ...] = ()
@@ -62,8 +64,10 @@ class SpeedAverages:
         """
         fleet, now = situation.fleet, as_array(situation.shares)
         state, curves = self._after(situation), situation.estimate.now
-        # What a larger share than ever would take is not known.
-        most = np.minimum(fleet.upper, situation.estimate.recent.share.max(axis=0)).astype(np.int64)
+        # What a much larger share than ever would take is not known. Without more, a worker that
+        # has been slow would stay at its small share.
+        most = np.minimum(fleet.upper, _MORE * situation.estimate.recent.share.max(axis=0))
+        most = most.astype(np.int64)
         fixed, slope = curves.fixed_s * state.times, curves.per_sample_s * state.times
         averages = _finishing_together(fixed, slope, fleet.global_batch, (fleet.lower, most))
         whole = np.abs(averages.sum(axis=1) - fleet.global_batch) < _NEARLY
@@ -95,12 +99,12 @@ class SpeedAverages:
         for part in stretches(seen.only(seen.modelled & seen.sound), situation.fleet):
             if (part.shares > 0).all():
                 state = state._with_steps(part, model)
-        return state
+        return replace(state, model=model)
 
     def _with_steps(self, part: StepsAtSplit, model: TimeModel) -> SpeedAverages:
         curves_s, times, compared = model.at(part.shares), self.times, self.compared
-        # The curves may have moved since. Times are averaged, not how far curves were from them.
-        if self.model is not None and len(self.model) == len(model):
+        # New steps move the curves. The average is one of times, so it does not move with them.
+        if self.model is not None:
             times = times * (self.model.at(part.shares) / curves_s)
         relative = part.busy_s / curves_s
         # An exchange may bring hundreds of steps, so only the running sums are a loop over them.

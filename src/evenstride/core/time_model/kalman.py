@@ -65,9 +65,8 @@ _OF_FIRST = 0.5
 _COST = (-2, 2)
 # Uncertainty of a curve that never averages out.
 _MODEL_STD = 0.004
-# The drift grows by up to this part, in logarithms, when two consecutive times are off in the same
-# direction, and falls as much when they are not. The threshold makes it fall when they are
-# independent. The most keeps a speed that jumps at every step from being followed at every step.
+# The logarithm of the drift changes by the rate times the product of two consecutive residuals,
+# less the threshold: it falls while they are independent. The most is what a speed may drift by.
 _DRIFT_RATE, _DRIFT_THRESHOLD, _MOST_DRIFT = 0.2, 0.1, 0.05
 # Bounds of the relative variance of one step's time; and the fewest and most steps in its mean
 # (with fewer, it would itself be so noisy that every test with it misfires).
@@ -353,14 +352,15 @@ def _update(estimate: Estimate, batch: _Batch) -> Estimate:
 
 
 def _drift_after(estimate: Estimate, residuals: Residuals) -> FloatArray:
-    """Return the drift of all workers after these times."""
+    """Return the drift of all workers after these times; slow first steps do not count."""
     # If a curve follows its speed, consecutive residuals are independent. If it is too slow for
-    # the drift, they have the same sign; `Changes` finds that only where their sum is large.
+    # the drift, most of them have the same sign, and if it is too quick, opposite ones. `Changes`
+    # finds a drift only where the sum of residuals is large.
     w, drift = residuals.workers, estimate.drift.copy()
-    together = np.log(residuals.part) * np.log(estimate.latest[w]) / residuals.std**2
-    off = np.clip(together, -1.0, 1.0) - _DRIFT_THRESHOLD
-    after = drift[w] * np.exp(_DRIFT_RATE * np.where(np.isnan(together), 0.0, off))
-    drift[w] = after.clip(LEAST_DRIFT, _MOST_DRIFT)
+    product = np.log(residuals.part) * np.log(estimate.latest[w]) / residuals.std**2
+    usable = ~residuals.cold & ~np.isnan(product)
+    excess = np.where(usable, np.clip(product, -1.0, 1.0) - _DRIFT_THRESHOLD, 0.0)
+    drift[w] = (drift[w] * np.exp(_DRIFT_RATE * excess)).clip(LEAST_DRIFT, _MOST_DRIFT)
     return drift
 
 

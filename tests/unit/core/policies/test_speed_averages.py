@@ -55,12 +55,13 @@ def test_average_speeds_are_followed_once_they_would_have_been_better() -> None:
     assert not move.settled
 
 
-def test_no_worker_gets_more_than_it_has_had() -> None:
+def test_no_worker_gets_much_more_than_it_has_had() -> None:
     run = Run()
 
-    decisions = [run.after(EQUAL, (2.0, 1.0, 1.0)) for _ in range(40)]
+    *_, last = [run.after(EQUAL, (9.0, 1.0, 1.0)) for _ in range(40)]
 
-    assert set(decisions) == {OWN}, "what 12 samples take is not known"
+    assert isinstance(last, Move)
+    assert last.shares == (6, 12, 12), "what 13 samples take is not known"
 
 
 def test_curves_are_followed_where_speeds_only_seem_to_change() -> None:
