@@ -84,7 +84,7 @@ def with_waves(estimate: Estimate) -> Estimate:
     # Again at the second step, if the first one does not count.
     seen = replace(seen, odd=seen.odd & ~free & (seen.here[1] < 2))
     estimate = replace(estimate, seen=seen)
-    some, quanta, lines = _found(seen, free)
+    some, quanta, lines = _found(seen, free, estimate.drift)
     # A first step that was far too slow may be explained by times that fall with the share.
     rising = (lines[1] > 0) & (lines[0] + lines[1] > 0)
     some, quanta, lines = some[rising], quanta[rising], lines[:, rising]
@@ -114,11 +114,13 @@ def with_waves(estimate: Estimate) -> Estimate:
     )
 
 
-def _found(seen: ShareTimes, free: Mask) -> tuple[IntArray, IntArray, FloatArray]:
+def _found(
+    seen: ShareTimes, free: Mask, drift: FloatArray
+) -> tuple[IntArray, IntArray, FloatArray]:
     """Return workers with entries, the wave of each, and their lines in waves.
 
     ``free`` are workers whose first steps at new shares have not been slower than later ones,
-    ``(W,)``.
+    ``drift`` is the relative drift of their speeds per square root of a step, both ``(W,)``.
     """
     # Of the others, a slow first step would look like a wave.
     share, _, count = seen.entries
@@ -128,7 +130,7 @@ def _found(seen: ShareTimes, free: Mask) -> tuple[IntArray, IntArray, FloatArray
     some = some[np.argsort(-number[some], kind="stable")[:_WORKERS]]
     if not len(some):
         return some, some, np.zeros((5, 0))
-    shares, weight, times, scale = _columns(seen, some, entries)
+    shares, weight, times, scale = _columns(seen, some, entries, drift[some])
     fits = _fitted(_rounded(shares), shares, times, weight)
     bent = _fitted(_bent(shares, weight), shares, times, weight)
     plain = np.maximum(fits.evidence[0], bent.evidence.max(axis=0) - _BENT)
@@ -150,7 +152,7 @@ def _found(seen: ShareTimes, free: Mask) -> tuple[IntArray, IntArray, FloatArray
 
 
 def _columns(
-    seen: ShareTimes, some: IntArray, entries: Mask
+    seen: ShareTimes, some: IntArray, entries: Mask, drift: FloatArray
 ) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
     here = entries[:, some]
     share, level, count = (rows[:, some] for rows in seen.entries)
@@ -159,7 +161,9 @@ def _columns(
     mean = level.sum(axis=0) / here.sum(axis=0)
     times = np.exp(level - mean)
     noise = np.maximum(seen.noise[some], 1e-5)
-    variance = noise / np.maximum(count, 1) + _MODEL_STD**2
+    # Since the worker left a share, its speed has drifted. The first row is its present share.
+    passed = np.where(np.arange(len(share))[:, None] > 0, seen.steps[some] - seen.used[:, some], 0)
+    variance = noise / np.maximum(count, 1) + drift**2 * passed + _MODEL_STD**2
     weight = np.where(here, 1.0 / (variance * times**2), 0.0)
     return shares, weight, times, np.exp(mean + seen.slower[some])
 

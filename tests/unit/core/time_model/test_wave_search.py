@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -22,10 +23,12 @@ def _learned(
     seed: int = 0,
     sought: bool = True,
     steps: int = 2,
+    drift: float = 0.0,
 ) -> Estimate:
-    """Return what some steps at each split of a fleet show."""
+    """Return what some steps at each split of a fleet show; speeds are known to have a drift."""
     rng, workers = np.random.default_rng(seed), len(splits[0])
     estimate = Estimate.unknown(workers, np.full(workers, sought))
+    estimate = replace(estimate, drift=np.maximum(estimate.drift, drift))
     for first, split in enumerate(splits):
         shares = np.array(split)
         for step in range(steps):
@@ -66,6 +69,15 @@ def test_two_moves_of_a_fleet_are_enough_to_find_them() -> None:
     estimate = _learned(_stairs(32), [[64, 64, 64], [85, 64, 43], [97, 66, 29]])
 
     assert estimate.seen.quantum.tolist() == [32, 32, 32]
+
+
+@pytest.mark.parametrize("seed", [0, 2])
+def test_small_waves_may_be_speeds_that_drift(seed: int) -> None:
+    splits = _spread(8, seed)
+
+    assert _learned(_stairs(8), splits, noise=0.01).seen.quantum.tolist() == [8] * 4
+    drifting = _learned(_stairs(8), splits, noise=0.01, drift=0.05)
+    assert drifting.seen.quantum.tolist() == [1] * 4
 
 
 def test_workers_may_have_waves_of_their_own() -> None:
