@@ -36,6 +36,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pydantic import ValidationError
 
 from evenstride.cli.arguments import split_policies
 from evenstride.core.policies import policy_from_spec
@@ -258,7 +259,7 @@ def perform(task: tuple[int, tuple[str, ...]]) -> tuple[int, tuple[ScoreRow, ...
     number, policies = task
     try:
         stage = ScoredScenario.of(scenario(number), number)
-    except ConfigError:
+    except (ConfigError, ValidationError):
         return number, ()
     return number, tuple(stage.run(policy)[0] for policy in policies)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from benchmarks import claims, fidelity, predictors, suite, unseen
+from pydantic import ValidationError
 
 from evenstride.cli.arguments import split_policies
 from evenstride.core.fleet import FloatArray
@@ -101,6 +102,14 @@ def test_invalid_comparisons_in_unseen_scenarios_are_refused(
 ) -> None:
     assert unseen.main(arguments) == 2
     assert complaint in capsys.readouterr().err
+
+
+def test_a_random_scenario_without_a_split_is_left_out() -> None:
+    number = 1891  # its two remaining workers may not have the whole batch
+
+    with pytest.raises(ValidationError, match="cannot be split"):
+        unseen.scenario(number)
+    assert unseen.perform((number, ("uniform",))) == (number, ())
 
 
 @pytest.mark.parametrize("benchmark", ["unseen", "suite", "claims"])
