@@ -60,7 +60,8 @@ def test_the_worker_that_lost_most_comes_first_and_many_phases_are_combined(tmp_
         often = (0.8, 0.5, 0.8, 0.6, 1.0)[step // 80]
         return (0.7 if step >= 300 else 1.0, often, 1.0)
 
-    found = slowed(tmp_path, speeds)
+    # With this policy, the others wait little enough for worker 1 that it is not blamed instead.
+    found = slowed(tmp_path, speeds, "lb-bsp-cpu")
 
     assert [one.rank for one in found] == [1, 0]
     output = r"ran below its best speed in 4 phases, at (0\.49|0\.50) of it at the slowest"
