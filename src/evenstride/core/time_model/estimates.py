@@ -41,7 +41,7 @@ _BEND = 4.0
 PROOF = 2
 """Number of slow steps that show a cliff rather than a cold start."""
 LEAST_DRIFT = 0.0005
-"""Relative drift of a speed per square root of a step that is always assumed."""
+"""Smallest relative drift of a speed per square root of a step: `Changes` finds larger changes."""
 HAZARD = 1e-3
 """Probability per step that a speed changes."""
 LEAST_ODDS = math.log(HAZARD)

@@ -66,7 +66,8 @@ _COST = (-2, 2)
 # Uncertainty of a curve that never averages out.
 _MODEL_STD = 0.004
 # The logarithm of the drift changes by the rate times the product of two consecutive residuals,
-# less the threshold: it falls while they are independent. The most is what a speed may drift by.
+# less the threshold: it falls while they are independent. At a lower rate or a higher threshold,
+# drifts are followed less well; at a higher rate, noise is. Then the largest drift.
 _DRIFT_RATE, _DRIFT_THRESHOLD, _MOST_DRIFT = 0.2, 0.1, 0.05
 # Bounds of the relative variance of one step's time; and the fewest and most steps in its mean
 # (with fewer, it would itself be so noisy that every test with it misfires).

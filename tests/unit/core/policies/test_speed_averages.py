@@ -85,6 +85,24 @@ def test_averages_of_times_do_not_follow_curves_that_move() -> None:
     assert 2.0 * misled.state.times == pytest.approx(calm.state.times)
 
 
+@pytest.mark.parametrize("aside", [True, False])
+def test_averages_follow_curves_that_move_during_other_steps(aside: bool) -> None:
+    run = Run()
+    for _ in range(3):
+        run.after(EQUAL, (1.0, 1.0, 1.0))
+
+    recent = run.estimate.recent
+    run.estimate = replace(KNOWN, now=KNOWN.now.times(2.0, np.zeros(3)), recent=recent)
+    if aside:
+        run.state = run.state.aside()
+    else:
+        unusable = Situation(FLEET, EQUAL, run.step, Measurements.of(()), run.estimate)
+        run.state, _ = run.state.decide(unusable, OWN)
+    run.after(EQUAL, (2.0, 2.0, 2.0))
+
+    assert run.state.times == pytest.approx(np.ones((4, 3)))
+
+
 def test_curves_are_followed_again_after_other_steps() -> None:
     run = Run()
     run.after(LARGER, (1.0, 1.0, 1.0))

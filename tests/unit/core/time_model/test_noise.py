@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -107,3 +109,13 @@ def test_independent_noise_is_no_drift(noise: float) -> None:
     assert np.median(estimate.drift) < 0.1 * noise
     # As far as the mean of 20 steps.
     assert off < noise / np.sqrt(20.0)
+
+
+def test_a_slow_first_step_at_a_new_share_is_no_drift() -> None:
+    estimate = _after([np.full(3, 0.5)] * 10 + [np.full(3, 0.51)])
+    estimate = replace(estimate, drift=np.full(3, 0.01))
+    share, one = np.full(3, 40), np.ones(3, dtype=np.int64)
+
+    seen = Measurements(np.arange(3), share, 20 * one, one, np.full(3, 1.5), np.zeros(3))
+
+    assert (learn_times(estimate, seen).drift == 0.01).all()
