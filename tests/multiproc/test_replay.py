@@ -75,6 +75,24 @@ def test_the_observations_carry_the_shares_they_were_measured_at(
                 assert seen["share"] == schedule.shares_at(step)[seen["worker"]]
 
 
+def test_the_first_decision_comes_after_the_first_step_which_counts(
+    ranks: RankPool, tmp_path: Path
+) -> None:
+    ranks.run(traced, 2, {**RUNS["adaptive"][1], "trace": str(tmp_path)})
+
+    exchanges = [event for event in _events(tmp_path) if event["type"] == "Exchanged"]
+    assert exchanges[0]["step"] == 1
+    assert all(seen["modelled"] for seen in exchanges[0]["observations"])
+    # Of later passes, the first step includes the start of the loader.
+    left_out = {
+        seen["first_step"]
+        for event in exchanges
+        for seen in event["observations"]
+        if not seen["modelled"]
+    }
+    assert left_out == {10, 20, 30}
+
+
 def test_a_run_that_goes_on_with_other_workers_is_replayed_as_well(
     ranks: RankPool, tmp_path: Path
 ) -> None:

@@ -243,9 +243,7 @@ def _form(control: Control, event: FleetFormed) -> tuple[Control, Verdict]:
         roster.spread(opening.shares, 0),
         opening_left > 0,
         reason=why + opening.reason,
-        # The first step of a pass is never modelled, so the first useful exchange is the one after
-        # the second step.
-        exchange_after=2 if opening_left else control.cadence.fewest_steps,
+        exchange_after=1 if opening_left else control.cadence.fewest_steps,
     )
 
 
@@ -440,8 +438,7 @@ def _changed(
         opening=blocking,
         batch=control.formed.global_batch,
         why_batch=why,
-        # The first step of a pass is never modelled, so the first exchange is after the second.
-        exchange_after=2 if blocking else cadence.fewest_steps,
+        exchange_after=1 if blocking else cadence.fewest_steps,
     )
 
 

@@ -70,7 +70,7 @@ class DrawBarrier:
     Args:
         shares: the opening split.
         step: the first step.
-        blocking: whether to wait for decisions in the opening, from the third step on.
+        blocking: whether to wait for decisions in the opening, from the second step on.
         timeout_s: how long a draw may wait, in seconds.
         ask: called when a draw has to wait, so that the leader can start the exchange.
     """
@@ -87,8 +87,7 @@ class DrawBarrier:
         self._changed = threading.Condition()
         self._schedule = Schedule.opening(shares, step)
         self._next_draw = step
-        # Two steps pass before the first wait, because the first step of a pass is never modelled.
-        self._barrier: int | None = step + 2 if blocking else None
+        self._barrier: int | None = step + 1 if blocking else None
         self._opening = blocking
         self._waiting = self._stopped = False
         self._turn: BatchChange | None = None
@@ -231,9 +230,7 @@ class DrawBarrier:
             elif shares is not None:
                 self._schedule = self._schedule.decided(effective, shares)
             self._opening = opening
-            # The first step of a pass is never modelled.
-            ahead = 1 if batch is None else 2
-            self._barrier = effective + ahead if opening else None
+            self._barrier = effective + 1 if opening else None
             if batch is not None and self._turn is not None:
                 self._turn, self._batch = None, batch
             self._changed.notify_all()

@@ -7,6 +7,7 @@ from dataclasses import replace
 from math import exp
 
 import numpy as np
+import pytest
 
 from evenstride.core.time_model.observation import Observation
 from tests.unit.core.policies.plant import Plant
@@ -37,3 +38,12 @@ def test_a_negative_gain_reads_as_slower() -> None:
     assert any(re.search(r"be \d+\.\d% slower$", text) for text in gains)
     assert any(re.search(r"be \d+\.\d% faster, below 0\.5%$", text) for text in gains)
     assert not [text for text in gains if "-" in text]
+
+
+@pytest.mark.parametrize(("slower", "moves_after"), [(1.4, 2), (2.0, 1)])
+def test_one_step_decides_only_about_a_large_gain(slower: float, moves_after: int) -> None:
+    plant = Plant("adaptive", 64, [0.01, 0.01], [0.001, 0.001 * slower])
+
+    wanted = [plant.exchange() for _ in range(2)]
+
+    assert [split != (32, 32) for split in wanted].index(True) + 1 == moves_after

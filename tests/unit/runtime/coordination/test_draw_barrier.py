@@ -62,22 +62,21 @@ def test_in_the_opening_the_reply_waits_for_the_training_thread() -> None:
     asked = threading.Event()
     gate = DrawBarrier((3, 4), blocking=True, ask=asked.set)
     gate.draw(0)
-    gate.draw(1)
 
     with ThreadPoolExecutor(2) as pool:
         held = pool.submit(gate.hold)
         assert not asked.is_set()
-        assert not held.done(), "step 1 is drawn, but may not have been measured yet"
-        drawn = pool.submit(gate.draw, 2)
+        assert not held.done(), "step 0 is drawn, but may not have been measured yet"
+        drawn = pool.submit(gate.draw, 1)
         answer = held.result(DEADLINE_S)
         assert answer is not None
-        assert answer.barrier == 2
-        gate.decide(2, (1, 6), opening=True)
+        assert answer.barrier == 1
+        gate.decide(1, (1, 6), opening=True)
         assert drawn.result(DEADLINE_S) == (1, 6)
 
     assert gate.opening
     gate.skip_opening()
-    assert gate.draw(3) == (1, 6)
+    assert gate.draw(2) == (1, 6)
 
 
 def test_a_rewind_lets_steps_be_drawn_again_under_the_same_decisions() -> None:
@@ -98,12 +97,11 @@ def test_a_rewind_lets_steps_be_drawn_again_under_the_same_decisions() -> None:
 def test_stopping_frees_everyone() -> None:
     gate = DrawBarrier((3, 4), blocking=True)
     gate.draw(0)
-    gate.draw(1)
 
     with ThreadPoolExecutor(2) as pool:
         held, drawn = pool.submit(gate.hold), None
         gate.stop()
-        drawn = pool.submit(gate.draw, 2)
+        drawn = pool.submit(gate.draw, 1)
 
         assert held.result(DEADLINE_S) is None
         assert drawn.result(DEADLINE_S) == (3, 4)
@@ -112,10 +110,9 @@ def test_stopping_frees_everyone() -> None:
 def test_a_failure_is_raised_where_training_waits() -> None:
     gate = DrawBarrier((3, 4), blocking=True)
     gate.draw(0)
-    gate.draw(1)
 
     with ThreadPoolExecutor(1) as pool:
-        drawn = pool.submit(gate.draw, 2)
+        drawn = pool.submit(gate.draw, 1)
         gate.fail(WorkerLost("rank 7 is gone"))
 
         with raises_message(WorkerLost, "rank 7"):
@@ -125,10 +122,9 @@ def test_a_failure_is_raised_where_training_waits() -> None:
 def test_a_decision_that_never_comes_ends_the_wait() -> None:
     gate = DrawBarrier((3, 4), blocking=True, timeout_s=0.05)
     gate.draw(0)
-    gate.draw(1)
 
-    with raises_message(WorkerLost, "step 2"):
-        gate.draw(2)
+    with raises_message(WorkerLost, "step 1"):
+        gate.draw(1)
 
 
 def test_ranks_that_applied_the_same_decisions_have_the_same_proof() -> None:
@@ -203,7 +199,7 @@ def test_a_rank_whose_batch_change_is_unknown_asks_again() -> None:
     assert gate.draw(3) == (3, 4)
 
 
-def test_in_the_opening_two_steps_of_the_pass_go_before_the_next_decision() -> None:
+def test_in_the_opening_the_next_decision_comes_one_step_after_another_batch() -> None:
     gate, asked = DrawBarrier((3, 4), blocking=True), threading.Event()
     turn = BatchChange(step=0, wanted=14, most=100)
 
@@ -213,13 +209,13 @@ def test_in_the_opening_two_steps_of_the_pass_go_before_the_next_decision() -> N
         gate.hold()
         gate.decide(0, (8, 6), opening=True, batch=14)
         assert batch.result(DEADLINE_S) == 14
-        assert [gate.draw(step) for step in (0, 1)] == [(8, 6)] * 2
+        assert gate.draw(0) == (8, 6)
 
-        waits = pool.submit(gate.draw, 2)
+        waits = pool.submit(gate.draw, 1)
         held = gate.hold()
-        assert held is not None and held.barrier == 2
+        assert held is not None and held.barrier == 1
         assert not waits.done()
-        gate.decide(2, (7, 7), opening=False)
+        gate.decide(1, (7, 7), opening=False)
         assert waits.result(DEADLINE_S) == (7, 7)
 
 

@@ -100,7 +100,7 @@ def test_refused_steps_are_not_recorded() -> None:
 
 def test_changes_and_the_next_exchange_are_counted_in_the_leaders_steps() -> None:
     leader = _leader()
-    assert (leader.changes, leader.exchange_at) == (0, 2)
+    assert (leader.changes, leader.exchange_at) == (0, 1)
 
     leader.exchange(2, [_reply(0, busy_s=0.1), _reply(1, busy_s=0.4)], 5)
     assert (leader.changes, leader.exchange_at) == (1, 3)

@@ -307,8 +307,7 @@ class TestLeaderCadence:
     def test_every_step_waits_for_its_decision_where_the_policy_is_set_so(self, spec: str) -> None:
         every = spec + (",every=1" if ":" in spec else ":every=1")
 
-        # As in training, the first decision is the one after the second step.
-        assert self.exchanges(every) == list(range(1, 300))
+        assert self.exchanges(every) == list(range(300))
         assert len(self.exchanges(spec)) < 150
 
     def test_a_worker_that_leaves_its_band_asks_for_one_at_once(self) -> None:
