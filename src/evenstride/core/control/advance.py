@@ -338,9 +338,7 @@ def _recall(control: Control, event: Recalled) -> tuple[Control, Verdict]:
         None,
         control.opening_left > 0,
         reason=reason,
-        # If the opening continues, it exchanges after two steps: the first of a pass is never
-        # modelled.
-        exchange_after=2 if control.opening_left else 1,
+        exchange_after=1,
     )
     if not new:  # known workers may return later
         return replace(control, membership=membership, profiles=known), keep

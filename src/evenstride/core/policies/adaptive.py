@@ -37,7 +37,7 @@ _SETTLED_DOUBT = 0.02
 _STARVED = 3
 # Uncertainty at which no move may look worth it.
 _BLOCKING = 0.10
-# Smallest gain that one step of each worker shows. The first step of a run may start other things.
+# Smallest gain for which to follow the first step of a run, which may start other things.
 _FIRST_GAIN = 0.2
 # Part of a step by which a worker finishes early if its curve may be wrong.
 _EARLY = 0.10
@@ -74,8 +74,8 @@ class Adaptive:
     # because a change costs almost nothing; the expected maximum keeps noise from moving the split.
     # (At 2 %, a wrong first step of 1.7 % was kept permanently.)
     min_gain: float = field(default=0.005, metadata=within(float, 0, 1))
-    # Number of first steps that may each wait for a decision. After one step only a large gain
-    # counts, so near-equal workers have two such decisions. More of them gain nothing in
+    # Number of first steps that may each wait for a decision. After the first, only a large gain
+    # counts, so nearly equal workers have two such decisions. More of them gain nothing in
     # simulations, where decisions are free. A leader with a tenth of a core takes 0.1 s for one.
     opening_steps: int = field(default=3, metadata=within(int, 0, _MOST_OPENING))
     # Number of standard deviations of its own noise by which a worker should finish early. If the
@@ -192,8 +192,8 @@ class Adaptive:
             if trial is None and rests:
                 trial = outlook.probe(now, _EARLY, supervisor.risk(situation))
             return self._without_gain(outlook, now, trial, gain, doubt)
-        if estimate.steps.max() <= 1 and gain < _FIRST_GAIN:
-            reason = f"a split that is {signed_part(gain)} by one step of each worker needs another"
+        if situation.step <= 1 and gain < _FIRST_GAIN:
+            reason = f"a split that is {signed_part(gain)} by the first step needs a second one"
             return Keep(reason, settled=False)
         first_s = estimate.firsts.split_s(best)
         if first_s > 0:

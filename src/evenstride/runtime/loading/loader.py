@@ -332,11 +332,12 @@ class TrainLoader(DataLoader[Any]):
         fetched_s = clock.timer.now()
         self._rank.progress.keep_parts(self._steps.parts, self._steps.parts_end)
         step.begin(draw, item.weight)
-        # The first step of a pass includes the start of loader processes. The opening has none, and
-        # its first step takes longest, so the decision should not wait for a second one.
-        modelled = (not fresh or self._standing.gate.opening) and draw.share > 0
+        # The first step of a pass includes the start of loader processes. That of a run has none in
+        # the opening, and it is the longest one, so the decision should not wait for a second.
+        first = draw.step == 0 and self._standing.gate.opening
+        modelled = (first or not fresh) and draw.share > 0
         handed_s = clock.timer.fetch_ended(draw.step, draw.share, modelled=modelled)
-        clock.handed_out(draw.samples, compiled=step.watched.compiled)
+        clock.handed_out(draw.samples, compiled=step.watched.compiled, fresh=fresh)
         self._own_s += handed_s - fetched_s
 
     def _explain(self) -> None:

@@ -409,9 +409,13 @@ class RankClock:
         timer = DeviceTimer.instead_of(self.timer, marks_on(device), alloc_retries(device))
         self.timer, self.device = timer, device
 
-    def handed_out(self, samples: int, *, compiled: bool) -> None:
-        """Do not model a step with the first batch of its size if such a batch is slow."""
-        if samples not in self._sizes:
+    def handed_out(self, samples: int, *, compiled: bool, fresh: bool = False) -> None:
+        """Do not model a step with the first batch of its size if such a batch is slow.
+
+        ``fresh`` in the first step of a pass: a size counts as known as soon as its batch has been
+        drawn, and a loop may draw one without training it.
+        """
+        if samples not in self._sizes or fresh:
             self._sizes.add(samples)
             # For a new size a device selects kernels and allocates memory, and a compiled model
             # may be compiled again.

@@ -206,8 +206,9 @@ class StepTimer:
         *,
         modelled: bool,
     ) -> None:
-        # Steps that are not modelled must not change the median.
-        if modelled:
+        # Steps that are not modelled must not change the median. Nor must the first step of a run,
+        # after which some loops do things that they never do again.
+        if modelled and step > 0:
             self._between.append(between_s)
         # The median belongs to every step; the excess over it is outside training.
         ordered_s = sorted(self._between) or [between_s]

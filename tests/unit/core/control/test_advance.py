@@ -134,7 +134,7 @@ def test_a_compiled_model_moves_only_if_that_is_worth_the_compilation(
     compiled: bool, moves: bool
 ) -> None:
     control, _ = advance(Control(policy_from_spec("adaptive")), FleetFormed(0, 0, 100, TWO))
-    seen = [_seen(0, 50, 0.1), _seen(1, 50, 0.2)]
+    seen = [_seen(0, 50, 0.1), _seen(1, 50, 0.13)]
     firsts = [replace(one, first_step=0, busy_s=(9.0,), modelled=False) for one in seen]
 
     both = Measurements.of([*firsts, *(replace(one, first_step=1) for one in seen)])

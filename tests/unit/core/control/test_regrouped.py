@@ -126,7 +126,7 @@ def test_the_opening_waits_for_what_it_measures_though_a_checkpoint_was_recalled
 
     instructions = run.put(Recalled(run.step, run.step + 1, earlier.control.known, 1))
 
-    assert only(ExchangeAfter, instructions) == [ExchangeAfter(2 if opening else 1, opening)]
+    assert only(ExchangeAfter, instructions) == [ExchangeAfter(1, opening)]
 
 
 def test_measurements_of_the_run_are_not_replaced_by_recalled_ones() -> None:

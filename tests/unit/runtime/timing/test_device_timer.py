@@ -500,6 +500,21 @@ def test_the_first_step_at_a_size_is_not_modelled_where_it_is_slow(
     assert [one.modelled for one in records][:5] == [False, True, False, True, True]
 
 
+def test_a_batch_that_was_drawn_but_not_trained_does_not_make_its_size_known() -> None:
+    records: list[StepRecord] = []
+    rank = Rank()
+    rank.clock.timer = StepTimer(records)
+    for trained in (False, True):
+        rank.clock.timer.fetch_started()
+        rank.clock.timer.fetch_ended(0, 4, modelled=True)
+        rank.clock.handed_out(4, compiled=True, fresh=True)
+        if trained:
+            rank.clock.timer.synchronised()
+        rank.clock.timer.pass_ended()
+
+    assert [one.modelled for one in records] == [False]
+
+
 def test_on_the_host_the_first_step_at_a_size_is_like_any_other() -> None:
     records: list[StepRecord] = []
     rank = Rank()

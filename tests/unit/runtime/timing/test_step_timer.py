@@ -96,15 +96,26 @@ def test_what_exceeds_the_usual_between_time_is_outside() -> None:
 def test_the_usual_between_time_is_the_median_of_the_latest(between_s: list[float]) -> None:
     bench = Bench()
 
-    for step, seconds in enumerate(between_s):
+    for step, seconds in enumerate(between_s, start=1):
         bench.fetch(step)
         bench.train(5.0, 0.0, seconds)
     bench.leave()
 
-    for record in bench.records:
-        usual_s = median_high(between_s[max(0, record.step - 30) : record.step + 1])
+    for index, record in enumerate(bench.records):
+        usual_s = median_high(between_s[max(0, index - 30) : index + 1])
         assert record.busy_s == 5.0 + usual_s
-        assert record.outside_s == max(0.0, between_s[record.step] - usual_s)
+        assert record.outside_s == max(0.0, between_s[index] - usual_s)
+
+
+def test_what_follows_the_first_step_of_a_run_is_not_expected_after_later_ones() -> None:
+    bench = Bench()
+
+    for step, seconds in enumerate((90.0, 2.0, 2.0)):
+        bench.fetch(step)
+        bench.train(1.0, 0.0, seconds)
+    bench.leave()
+
+    assert [record.busy_s for record in bench.records] == [91.0, 3.0, 3.0]
 
 
 def test_the_first_step_of_a_pass_is_flagged_and_does_not_enter_the_median() -> None:
