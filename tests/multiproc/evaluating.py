@@ -128,3 +128,16 @@ def traced(rank: int, plan: dict[str, Any]) -> list[tuple[int, tuple[int, ...]]]
     del loader
     stride.close()
     return seen
+
+
+def compiled(rank: int, trace: str, peeks: bool) -> None:
+    """Train a compiled model; with ``peeks``, look at a batch before."""
+    stride = evenstride.Stride(global_batch=24, trace=trace)
+    loader = stride.loader(rows(240))
+    training = Training(stride, rank)
+    training.model = stride.watch(torch.compile(training.model, backend="eager"))  # type: ignore[assignment]
+    if peeks:
+        next(iter(loader))
+    for batch in loader:
+        training.step(batch)
+    stride.close()

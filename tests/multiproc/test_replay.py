@@ -11,7 +11,7 @@ from evenstride.core.control.schedule import Schedule
 from evenstride.testing import RankPool
 from evenstride.trace.decision_replay import replay
 from evenstride.trace.read import read_records
-from tests.multiproc.evaluating import traced
+from tests.multiproc.evaluating import compiled, traced
 
 RUNS: dict[str, tuple[int, dict[str, Any]]] = {
     "adaptive": (2, {"policy": "adaptive", "epochs": 4}),
@@ -75,22 +75,32 @@ def test_the_observations_carry_the_shares_they_were_measured_at(
                 assert seen["share"] == schedule.shares_at(step)[seen["worker"]]
 
 
+@pytest.mark.parametrize("policy", ["adaptive", "lb-bsp-cpu:predictor=last,every=1"])
 def test_the_first_decision_comes_after_the_first_step_which_counts(
-    ranks: RankPool, tmp_path: Path
+    ranks: RankPool, tmp_path: Path, policy: str
 ) -> None:
-    ranks.run(traced, 2, {**RUNS["adaptive"][1], "trace": str(tmp_path)})
+    ranks.run(traced, 2, {"policy": policy, "epochs": 4, "trace": str(tmp_path)})
 
-    exchanges = [event for event in _events(tmp_path) if event["type"] == "Exchanged"]
-    assert exchanges[0]["step"] == 1
-    assert all(seen["modelled"] for seen in exchanges[0]["observations"])
+    first, *_ = (event for event in _events(tmp_path) if event["type"] == "Exchanged")
+    assert first["step"] == 1
     # Of later passes, the first step includes the start of the loader.
-    left_out = {
-        seen["first_step"]
-        for event in exchanges
-        for seen in event["observations"]
-        if not seen["modelled"]
-    }
-    assert left_out == {10, 20, 30}
+    assert _left_out(tmp_path) == {10, 20, 30}
+
+
+@pytest.mark.parametrize("peeks", [False, True])
+def test_the_first_step_of_a_compiled_model_does_not_count(
+    ranks: RankPool, tmp_path: Path, peeks: bool
+) -> None:
+    """A batch that the loop has looked at before does not change that."""
+    ranks.run(compiled, 2, str(tmp_path), peeks)
+
+    assert 0 in _left_out(tmp_path)
+
+
+def _left_out(folder: Path) -> set[int]:
+    """Return the first steps of the observations that do not count."""
+    seen = [one for event in _events(folder) for one in event.get("observations", ())]
+    return {one["first_step"] for one in seen if not one["modelled"]}
 
 
 def test_a_run_that_goes_on_with_other_workers_is_replayed_as_well(

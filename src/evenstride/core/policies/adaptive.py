@@ -192,7 +192,7 @@ class Adaptive:
             if trial is None and rests:
                 trial = outlook.probe(now, _EARLY, supervisor.risk(situation))
             return self._without_gain(outlook, now, trial, gain, doubt)
-        if situation.step <= 1 and gain < _FIRST_GAIN:
+        if situation.step == 1 and gain < _FIRST_GAIN:
             reason = f"a split that is {signed_part(gain)} by the first step needs a second one"
             return Keep(reason, settled=False)
         first_s = estimate.firsts.split_s(best)

@@ -329,12 +329,12 @@ class TrainLoader(DataLoader[Any]):
     def _hand_out(self, item: LoadedBatch, *, fresh: bool) -> None:
         """Begin the step of a loaded batch; ``fresh`` in the first step of a pass."""
         step, clock, draw = self._rank.step, self._rank.step.clock, item.draw
-        fetched_s = clock.timer.now()
-        self._rank.progress.keep_parts(self._steps.parts, self._steps.parts_end)
+        progress, fetched_s = self._rank.progress, clock.timer.now()
+        progress.keep_parts(self._steps.parts, self._steps.parts_end)
         step.begin(draw, item.weight)
         # The first step of a pass includes the start of loader processes. That of a run has none in
         # the opening, and it is the longest one, so the decision should not wait for a second.
-        first = draw.step == 0 and self._standing.gate.opening
+        first = progress.earlier + draw.step == 0 and self._standing.gate.opening
         modelled = (first or not fresh) and draw.share > 0
         handed_s = clock.timer.fetch_ended(draw.step, draw.share, modelled=modelled)
         clock.handed_out(draw.samples, compiled=step.watched.compiled, fresh=fresh)

@@ -9,6 +9,8 @@ from math import exp
 import numpy as np
 import pytest
 
+from evenstride.core.control.advance import advance
+from evenstride.core.control.events import Recalled
 from evenstride.core.time_model.observation import Observation
 from tests.unit.core.policies.plant import Plant
 
@@ -38,6 +40,15 @@ def test_a_negative_gain_reads_as_slower() -> None:
     assert any(re.search(r"be \d+\.\d% slower$", text) for text in gains)
     assert any(re.search(r"be \d+\.\d% faster, below 0\.5%$", text) for text in gains)
     assert not [text for text in gains if "-" in text]
+
+
+def test_speeds_from_a_checkpoint_are_followed_before_any_step() -> None:
+    earlier, plant = (Plant("adaptive", 64, [0.01, 0.01], [0.001, 0.0014]) for _ in range(2))
+    earlier.run(10)
+
+    plant.control, _ = advance(plant.control, Recalled(0, 0, earlier.control.known))
+
+    assert plant.control.shares != (32, 32)
 
 
 @pytest.mark.parametrize(("slower", "moves_after"), [(1.4, 2), (2.0, 1)])
