@@ -135,7 +135,8 @@ def compiled(rank: int, trace: str, peeks: bool) -> None:
     stride = evenstride.Stride(global_batch=24, trace=trace)
     loader = stride.loader(rows(240))
     training = Training(stride, rank)
-    training.model = stride.watch(torch.compile(training.model, backend="eager"))  # type: ignore[assignment]
+    fast: Any = torch.compile(training.model, backend="eager")
+    training.model = stride.watch(fast)
     if peeks:
         next(iter(loader))
     for batch in loader:
