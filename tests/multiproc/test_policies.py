@@ -96,13 +96,12 @@ def test_every_step_may_wait_for_its_decision(policy: Any, ranks: RankPool, tmp_
         assert sorted(samples) == list(range(16 * steps)), "each sample once"
     events = [decode(one["event"]) for one in read_records(tmp_path) if one["kind"] == "event"]
     exchanges = [(e.step, e.effective) for e in events if isinstance(e, Exchanged) and not e.last]
-    # The first step of a run is never modelled, so the first decision waits for the second one.
-    assert exchanges == [(step, step) for step in range(2, epochs * steps)]
+    assert exchanges == [(step, step) for step in range(1, epochs * steps)]
     if isinstance(policy, TakeTurns):
         shares = [len(ids) for ids in drawn[0]]
-        # Nor is the first step of the second epoch, so its decision waits for one more step.
+        # The first step of the second epoch does not count, so its decision waits for another step.
         turned = [step for step in range(1, len(shares)) if shares[step] != shares[step - 1]]
-        assert turned == [step for step in range(2, len(shares)) if step != steps + 1]
+        assert turned == [step for step in range(1, len(shares)) if step != steps + 1]
     assert replay(tmp_path, policy if isinstance(policy, TakeTurns) else None).identical
 
 

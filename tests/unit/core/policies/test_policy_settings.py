@@ -16,7 +16,7 @@ from tests.messages import raises_message
 
 SMOOTHING = "but must be a finite number, above 0 and at most 1; the default is 0.3"
 UP_TO_1 = "but must be a finite number from 0 to 1; the default is"
-OPENING = "but must be an integer from 0 to 8; the default is 2"
+OPENING = "but must be an integer from 0 to 8; the default is 3"
 NOT_NEGATIVE = "but must be a finite number, at least 0; the default is"
 REFUSED = [
     ("adaptive:min_gain=-1", f"min_gain is -1.0, {UP_TO_1} 0.005"),
