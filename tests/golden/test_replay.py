@@ -101,10 +101,10 @@ def test_a_difference_names_its_event_and_shows_both_decisions(tmp_path: Path) -
 
 def test_another_measurement_gives_another_decision(tmp_path: Path) -> None:
     lines = _lines("adaptive")
-    reported = json.loads(lines[3])
+    reported = json.loads(lines[5])  # of the second step, because the first one is not modelled
     reported["event"]["observations"][1]["busy_s"][0] *= 2
 
-    outcome = _replayed(tmp_path, [*lines[:3], dumps(reported).encode() + b"\n", *lines[4:]])
+    outcome = _replayed(tmp_path, [*lines[:5], dumps(reported).encode() + b"\n", *lines[6:]])
 
     assert not outcome.identical, "a replay decides on what is in the trace"
 
