@@ -91,7 +91,7 @@ def test_the_first_decision_comes_after_the_first_step_which_counts(
 def test_the_first_step_of_a_compiled_model_does_not_count(
     ranks: RankPool, tmp_path: Path, peeks: bool
 ) -> None:
-    """A batch that the loop has looked at before does not change that."""
+    """With ``peeks``, the loop first draws a batch that it does not train."""
     ranks.run(compiled, 2, str(tmp_path), peeks)
 
     assert 0 in _left_out(tmp_path)

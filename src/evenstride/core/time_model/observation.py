@@ -37,7 +37,7 @@ class Observation:
     # Total time outside training (evaluation, saving) beyond the median.
     outside_s: float = 0.0
     control_wait_s: float = 0.0  # total waiting time for decisions
-    modelled: bool = True  # false for steps that say nothing about speed (see the loader)
+    modelled: bool = True  # false for steps that say nothing about speed (first of later passes)
     # Fraction of its machine's processor time in use, from 0 to 1; NaN if unknown.
     cpu_load: float = nan
     memory_load: float = nan  # the same for its machine's memory
