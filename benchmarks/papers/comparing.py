@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import chain
 from math import ceil
 from statistics import mean
 from typing import Any
@@ -35,7 +37,8 @@ class PolicyRow:
     # The same for the mean step of the second half of the training.
     late_efficiency: float
     shares: tuple[int, ...]  # at the end, of the last seed
-    mark: str  # that of disturbed results of the policy or of the equal split
+    mark: str  # of the speed-up; see `marks`
+    efficiency_mark: str
 
 
 def is_fixed(policy: str) -> bool:
@@ -72,6 +75,12 @@ def faster(slow: Record, fast: Record) -> float:
     return whole_s(slow, steps) / whole_s(fast, steps)
 
 
+def marks(pairs: Sequence[tuple[Record, Record]]) -> str:
+    """Return the marks of a figure that compares results: disturbed, and of different days."""
+    apart = any(one["date"] != other["date"] for one, other in pairs)
+    return mark(*chain.from_iterable(pairs)) + ("†" if apart else "")
+
+
 def compared(records: Iterable[Record]) -> list[PolicyRow]:
     """Return a row for each place and policy, in the order in which they first occur."""
     found: dict[tuple[Place, str], dict[int, Record]] = {}
@@ -95,13 +104,13 @@ def _row(
     equal: dict[int, Record],
     fixed: Sequence[dict[int, Record]],
 ) -> PolicyRow:
-    def against_best(ratio: Callable[[Record, Record], float]) -> list[float]:
-        return [
-            min(ratio(by[seed], one) for by in fixed if seed in by) for seed, one in mine.items()
-        ]
-
-    whole = against_best(faster)
-    late = against_best(lambda slow, fast: late_s(slow) / late_s(fast))
+    splits = {seed: [by[seed] for by in fixed if seed in by] for seed in mine}
+    best = [
+        (min(splits[seed], key=partial(faster, fast=one)), one)
+        for seed, one in mine.items()
+    ]
+    whole = [faster(split, one) for split, one in best]
+    late = [min(map(late_s, splits[seed])) / late_s(one) for seed, one in mine.items()]
     return PolicyRow(
         place,
         policy,
@@ -113,7 +122,8 @@ def _row(
         geometric_mean([(one,) for one in whole]),
         geometric_mean([(one,) for one in late]),
         tuple(list(mine.values())[-1]["shares"]),
-        mark(*mine.values(), *(equal[seed] for seed in mine)),
+        marks([(equal[seed], one) for seed, one in mine.items()]),
+        marks(best),
     )
 
 
@@ -132,7 +142,7 @@ def table(records: Iterable[Record]) -> Table:
                 str(row.seeds),
                 f"{row.time_s:.1f} s",
                 f"{row.speedup:.2f}x{row.mark}",
-                f"{row.efficiency:.3f}",
+                f"{row.efficiency:.3f}{row.efficiency_mark}",
                 f"{row.least_efficiency:.3f}",
                 f"{row.late_efficiency:.3f}",
                 "/".join(map(str, row.shares)),

@@ -209,7 +209,8 @@ def by_place(records: Iterable[Record]) -> Table:
     rows = []
     for place, by in places.items():
         figures = [
-            f"{by[name].speedup:.2f}x{by[name].mark}, {by[name].efficiency:.3f}"
+            f"{by[name].speedup:.2f}x{by[name].mark}, "
+            f"{by[name].efficiency:.3f}{by[name].efficiency_mark}"
             if name in by
             else "-"
             for name in shown
@@ -239,7 +240,8 @@ next to those of the papers.
 - Time is that of all steps until the target, without tests. The targets are {targets}.
 - A worker's speed is calibrated before and after each cell. If it changed by more than 10 %, the
   cell is *disturbed*. It is repeated, and its result stays in the file of the results. If all of a
-  cell are disturbed, the figure of the one with the smallest change is shown with a `*`.
+  cell are disturbed, the one with the smallest change counts, and figures that need it have a `*`.
+- A `†` marks figures that compare results of different days, on which the machine's speed differs.
 
 `python benchmarks/papers/page.py` writes this page from `benchmarks/papers/results`. A later run of
 an experiment adds missing cells.

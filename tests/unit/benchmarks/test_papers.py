@@ -297,6 +297,35 @@ def test_a_figure_of_a_disturbed_result_is_marked() -> None:
     )
 
 
+def test_an_efficiency_is_marked_if_the_fastest_fixed_split_was_disturbed() -> None:
+    policies = [PaperCell("cnn", "H6", name) for name in ("uniform", "fixed", "adaptive")]
+    equal, fixed, ours = (
+        record(cell, time_s=time_s)
+        for cell, time_s in zip(policies, (20.0, 8.0, 9.0), strict=True)
+    )
+
+    row = compared([equal, {**fixed, "drift": 0.3}, ours])[-1]
+    other = compared([{**equal, "drift": 0.3}, fixed, ours])[-1]
+
+    assert (row.mark, row.efficiency_mark) == ("", "*")
+    assert (other.mark, other.efficiency_mark) == ("*", "")
+
+
+def test_a_figure_that_compares_results_of_different_days_is_marked() -> None:
+    policies = [PaperCell("cnn", "H6", name, seed) for seed in (0, 1) for name in ("fixed", "dbs")]
+    days = ("2026-11-27", "2026-11-27", "2026-11-28", "2026-11-28")
+    equal = [record(PaperCell("cnn", "H6", "uniform", seed), date=days[0]) for seed in (0, 1)]
+    found = [record(cell, date=day) for cell, day in zip(policies, days, strict=True)]
+
+    rows = {row.policy: row for row in compared([*equal, *found])}
+
+    # The equal split of seed 1 is as fast as the fixed one, but of another day.
+    assert (rows["dbs"].mark, rows["dbs"].efficiency_mark) == ("†", "†")
+    found[2]["time_s"] = 5.0
+    again = {row.policy: row for row in compared([*equal, *found])}
+    assert (again["dbs"].mark, again["dbs"].efficiency_mark) == ("†", "")
+
+
 def test_the_second_half_leaves_out_the_opening() -> None:
     slow = {"time_s": 1.2, "steps_ms": [500, 500, 100, 100]}
     found = [
