@@ -3,12 +3,16 @@
 A *cell* is one training: a job, a cluster, a policy, a synchronisation mode and a seed. The result
 of a cell is stored as soon as it is known, one line of JSON in `results/FIGURE.jsonl`. A later run
 trains only cells without an undisturbed result. A disturbed one is repeated, and stays in the file.
-It is shown with a `*` while there is no other.
+
+The speeds of the workers differ from group to group, as their limits are only roughly kept, and
+from day to day. So results of one group are compared where there are such. `MARKS` explains the
+marks of all other figures.
 """
 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from itertools import groupby, pairwise
@@ -22,9 +26,15 @@ DRIFT = 0.1
 """Largest change of a worker's speed, from before a cell to after it, that does not disturb it."""
 TOTAL = 1.5
 """Cores of every cluster: three equal workers then fit on two cores, two of them on one."""
+MARKS = """\
+- A worker's speed is calibrated before and after each cell. If it changed by more than 10 %, the
+  cell is *disturbed*, and is repeated once. A `*` marks figures that need a disturbed result.
+- A `†` marks figures that compare results of different groups of processes or of different days.
+  The speeds of the workers differ between these."""
 FIXED, CURVE, UNIFORM, ADAPTIVE = "fixed", "curve", "uniform", "adaptive"
 Record = dict[str, Any]
 """A cell with its result, as stored."""
+Session = tuple[str, tuple[float, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +115,11 @@ def cell_of(record: Record) -> PaperCell:
     return PaperCell(**{one.name: record[one.name] for one in fields(PaperCell)})
 
 
+def session(record: Record) -> Session:
+    """Return what identifies the group of processes of a result: its day and its calibration."""
+    return record["date"], tuple(record.get("achieved", ()))
+
+
 def in_turns(seed: int, policies: Sequence[str]) -> list[str]:
     """Return the policies in another order for each seed, so that a drift cancels."""
     first = seed % len(policies)
@@ -143,18 +158,31 @@ class CellStore:
             file.write(json.dumps(record, separators=(",", ":")).encode() + b"\n")
 
     def best(self) -> dict[PaperCell, Record]:
-        """Return the first undisturbed result of each cell, else the least disturbed one."""
+        """Return one result of each cell: of the group with most cells, the least disturbed one.
+
+        Of several groups or undisturbed results, the first one counts.
+        """
+        records = self.records()
+        sizes = Counter(
+            (cell.together, group)
+            for cell, group in dict.fromkeys((cell_of(one), session(one)) for one in records)
+        )
+        # The sort is stable, so the first of equals stays first.
+        order = [key for key, _ in sizes.most_common()]
+
+        def rank(record: Record) -> tuple[int, float]:
+            group = order.index((cell_of(record).together, session(record)))
+            return group, record["drift"] if disturbed(record) else 0.0
+
         found: dict[PaperCell, Record] = {}
-        for record in self.records():
-            known = found.setdefault(cell_of(record), record)
-            if disturbed(known) and record["drift"] < known["drift"]:
-                found[cell_of(record)] = record
+        for record in sorted(records, key=rank):
+            found.setdefault(cell_of(record), record)
         return found
 
     def missing(self, cells: Iterable[PaperCell]) -> list[PaperCell]:
         """Return the cells without an undisturbed result."""
-        best = self.best()
-        return [cell for cell in cells if cell not in best or disturbed(best[cell])]
+        done = {cell_of(one) for one in self.records() if not disturbed(one)}
+        return [cell for cell in cells if cell not in done]
 
 
 def disturbed(record: Record) -> bool:

@@ -10,7 +10,7 @@ from math import ceil
 from statistics import mean
 from typing import Any
 
-from benchmarks.papers.cells import ADAPTIVE, UNIFORM, Record, mark
+from benchmarks.papers.cells import ADAPTIVE, FIXED, UNIFORM, Record, mark, session
 
 from evenstride.lab.comparison.paired_ratios import geometric_mean
 from evenstride.report.wording import Table
@@ -27,15 +27,15 @@ class PolicyRow:
     policy: str
     seeds: int
     time_s: float  # to the target; mean
-    step_s: float  # mean
     # Time of the equal split divided by this one's, as `faster` compares them; geometric mean of
     # the seeds.
     speedup: float
-    # Time of the fastest fixed split of the same seed divided by this one's; lowest and mean.
-    least_efficiency: float
-    efficiency: float
+    # Time of the fastest fixed split of the same seed divided by this one's; lowest and mean. Only
+    # of seeds in which the calibrated split ran: without it, the best split is not known.
+    least_efficiency: float | None
+    efficiency: float | None
     # The same for the mean step of the second half of the training.
-    late_efficiency: float
+    late_efficiency: float | None
     shares: tuple[int, ...]  # at the end, of the last seed
     mark: str  # of the speed-up; see `marks`
     efficiency_mark: str
@@ -43,7 +43,7 @@ class PolicyRow:
 
 def is_fixed(policy: str) -> bool:
     """Return whether a policy never changes the split."""
-    return policy in (UNIFORM, "fixed") or policy.startswith("static")
+    return policy in (UNIFORM, FIXED) or policy.startswith("static")
 
 
 def has_common_steps(record: Record) -> bool:
@@ -63,6 +63,11 @@ def whole_s(record: Record, steps: int | None = None) -> float:
     return float(record["time_s"] * sum(each[:steps]) / sum(each))
 
 
+def step_s(record: Record) -> float:
+    """Return the mean step time of a training, in seconds."""
+    return whole_s(record) / len(record["steps_ms"])
+
+
 def faster(slow: Record, fast: Record) -> float:
     """Return the time of a training divided by that of another.
 
@@ -76,9 +81,25 @@ def faster(slow: Record, fast: Record) -> float:
 
 
 def marks(pairs: Sequence[tuple[Record, Record]]) -> str:
-    """Return the marks of a figure that compares results: disturbed, and of different days."""
-    apart = any(one["date"] != other["date"] for one, other in pairs)
+    """Return the marks of a figure that compares results; `cells.MARKS` explains them."""
+    apart = any(session(one) != session(other) for one, other in pairs)
     return mark(*chain.from_iterable(pairs)) + ("†" if apart else "")
+
+
+def paired(
+    records: Iterable[Record], job: str, one: tuple[str, str], other: tuple[str, str]
+) -> list[tuple[Record, Record]]:
+    """Return the results of two policies, each with its cluster, in the seeds that both have."""
+    found = {
+        (record["policy"], record["cluster"], record["seed"]): record
+        for record in records
+        if (record["job"], record["sync"]) == (job, "bsp")
+    }
+    return [
+        (mine, found[*other, seed])
+        for (policy, cluster, seed), mine in found.items()
+        if (policy, cluster) == one and (*other, seed) in found
+    ]
 
 
 def compared(records: Iterable[Record]) -> list[PolicyRow]:
@@ -105,26 +126,32 @@ def _row(
     fixed: Sequence[dict[int, Record]],
 ) -> PolicyRow:
     splits = {seed: [by[seed] for by in fixed if seed in by] for seed in mine}
-    best = [
-        (min(splits[seed], key=partial(faster, fast=one)), one)
-        for seed, one in mine.items()
-    ]
+    known = [seed for seed in mine if any(one["policy"] == FIXED for one in splits[seed])]
+    best = [(min(splits[seed], key=partial(faster, fast=mine[seed])), mine[seed]) for seed in known]
     whole = [faster(split, one) for split, one in best]
-    late = [min(map(late_s, splits[seed])) / late_s(one) for seed, one in mine.items()]
+    late = [min(map(late_s, splits[seed])) / late_s(mine[seed]) for seed in known]
     return PolicyRow(
         place,
         policy,
         len(mine),
         mean(map(whole_s, mine.values())),
-        mean(whole_s(one) / len(one["steps_ms"]) for one in mine.values()),
         geometric_mean([(faster(equal[seed], one),) for seed, one in mine.items()]),
-        min(whole),
-        geometric_mean([(one,) for one in whole]),
-        geometric_mean([(one,) for one in late]),
+        min(whole, default=None),
+        _mean_ratio(whole),
+        _mean_ratio(late),
         tuple(list(mine.values())[-1]["shares"]),
         marks([(equal[seed], one) for seed, one in mine.items()]),
         marks(best),
     )
+
+
+def _mean_ratio(ratios: Sequence[float]) -> float | None:
+    return geometric_mean([(one,) for one in ratios]) if ratios else None
+
+
+def with_mark(ratio: float | None, mark: str) -> str:
+    """Return a ratio with its mark, or a dash."""
+    return "-" if ratio is None else f"{ratio:.3f}{mark}"
 
 
 def table(records: Iterable[Record]) -> Table:
@@ -142,9 +169,9 @@ def table(records: Iterable[Record]) -> Table:
                 str(row.seeds),
                 f"{row.time_s:.1f} s",
                 f"{row.speedup:.2f}x{row.mark}",
-                f"{row.efficiency:.3f}{row.efficiency_mark}",
-                f"{row.least_efficiency:.3f}",
-                f"{row.late_efficiency:.3f}",
+                with_mark(row.efficiency, row.efficiency_mark),
+                with_mark(row.least_efficiency, row.efficiency_mark),
+                with_mark(row.late_efficiency, row.efficiency_mark),
                 "/".join(map(str, row.shares)),
             )
         )
@@ -165,25 +192,26 @@ def speedups(records: Sequence[Record], policies: Iterable[str], *place: str) ->
 
 
 def bars(records: Iterable[Record]) -> Any:
-    """Draw the time of each policy at each place as a matplotlib figure."""
+    """Draw the speed-up of each policy at each place as a matplotlib figure."""
     from matplotlib.figure import Figure
 
     places: dict[Place, list[PolicyRow]] = {}
     for row in compared(records):
         places.setdefault(row.place, []).append(row)
     lines = ceil(len(places) / 2)
-    figure = Figure(figsize=(11, 0.6 + 1.9 * lines), layout="constrained")
-    for axes in figure.subplots(lines, 2, squeeze=False).flat[len(places) :]:
+    drawing = Figure(figsize=(11, 0.6 + 1.9 * lines), layout="constrained")
+    for axes in drawing.subplots(lines, 2, squeeze=False).flat[len(places) :]:
         axes.remove()
-    for axes, (place, rows) in zip(figure.axes, places.items(), strict=True):
+    for axes, (place, rows) in zip(drawing.axes, places.items(), strict=True):
         colors = ["#E69F00" if row.policy == ADAPTIVE else "#0072B2" for row in rows]
-        axes.barh([row.policy for row in rows], [row.time_s for row in rows], color=colors)
+        axes.barh([row.policy for row in rows], [row.speedup for row in rows], color=colors)
         axes.invert_yaxis()
         axes.set_title(", ".join(place), fontsize=9, loc="left")
         axes.tick_params(labelsize=7)
         for number, row in enumerate(rows):
-            axes.text(row.time_s, number, f" {row.speedup:.2f}x", va="center", fontsize=7)
-    figure.supxlabel(
-        "seconds to the target (mean), speed-up over the equal split in the same steps", fontsize=8
+            text = f" {row.speedup:.2f}x{row.mark}"
+            axes.text(row.speedup, number, text, va="center", fontsize=7)
+    drawing.supxlabel(
+        "speed-up over the equal split in the same steps; * and † as in the table", fontsize=8
     )
-    return figure
+    return drawing

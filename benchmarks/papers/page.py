@@ -13,6 +13,7 @@ import argparse
 import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 from pathlib import Path
 from statistics import mean
 from types import MappingProxyType
@@ -28,10 +29,20 @@ from benchmarks.papers import (
     throughput,
     to_accuracy,
 )
-from benchmarks.papers.cells import ADAPTIVE, JOBS, UNIFORM, Record, disturbed, mark
-from benchmarks.papers.comparing import PolicyRow, compared, one, speedups
+from benchmarks.papers.cells import ADAPTIVE, JOBS, MARKS, UNIFORM, Record, disturbed, mark
+from benchmarks.papers.comparing import (
+    PolicyRow,
+    compared,
+    faster,
+    marks,
+    paired,
+    speedups,
+    step_s,
+    with_mark,
+)
 from benchmarks.papers.experiment import PaperFigure
 
+from evenstride.lab.comparison.paired_ratios import geometric_mean
 from evenstride.report.wording import Table
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -67,14 +78,16 @@ def levels(job: str, cluster: str, policies: Sequence[str] = DYNAMIC) -> Callabl
 
 
 def times_of(job: str, policy: str, cluster: str) -> Callable[..., str | None]:
-    """Return what gives a policy's time on a cluster over the equal split's at H1."""
+    """Return what gives a policy's step on a cluster over the equal split's at H1, by seed."""
 
     def text(results: Results) -> str | None:
-        mine = one(results["to_accuracy"], policy, job, cluster, "bsp")
-        even = one(results["to_accuracy"], UNIFORM, job, "H1", "bsp")
-        if mine is None or even is None:
+        pairs = paired(results["to_accuracy"], job, (UNIFORM, "H1"), (policy, cluster))
+        if not pairs:
             return None
-        ratio, note = mine.step_s / even.step_s, mine.mark or even.mark
+        ratio = geometric_mean([(step_s(mine) / step_s(even),) for even, mine in pairs])
+        # Other clusters are other groups, but a day has one speed.
+        apart = "†" if any(even["date"] != mine["date"] for even, mine in pairs) else ""
+        note = mark(*chain.from_iterable(pairs)) + apart
         return (
             f"{TITLES[job]}: `{policy}` at {cluster} {ratio:.2f}{note} times the equal split at H1"
         )
@@ -101,11 +114,11 @@ def dynamic_over_static(job: str) -> Callable[..., str | None]:
     """Return what gives how much less time the controller takes than its open loop."""
 
     def text(results: Results) -> str | None:
-        place = (job, "P100+Xeon", "bsp")
-        static, moving = (one(results["to_accuracy"], name, *place) for name in DYNAMIC[:2])
-        if static is None or moving is None:
+        static, moving = ((policy, "P100+Xeon") for policy in DYNAMIC[:2])
+        pairs = paired(results["to_accuracy"], job, static, moving)
+        if not pairs:
             return None
-        less, note = 1 - static.speedup / moving.speedup, moving.mark or static.mark
+        less, note = 1 - 1 / geometric_mean([(faster(*pair),) for pair in pairs]), marks(pairs)
         return f"{TITLES[job]} at this ratio: less time than static shares by {less:+.1%}{note}"
 
     return text
@@ -208,18 +221,20 @@ def by_place(records: Iterable[Record]) -> Table:
     headings = ("job, workers, mode", "seeds", "equal split", *(f"`{name}`" for name in shown))
     rows = []
     for place, by in places.items():
-        figures = [
-            f"{by[name].speedup:.2f}x{by[name].mark}, "
-            f"{by[name].efficiency:.3f}{by[name].efficiency_mark}"
-            if name in by
-            else "-"
-            for name in shown
-        ]
         equal = by[UNIFORM]
+        figures = [in_words(by.get(name), equal.seeds) for name in shown]
         rows.append(
             (", ".join(place), str(equal.seeds), f"{equal.time_s:.1f} s{equal.mark}", *figures)
         )
     return Table(headings, tuple(rows))
+
+
+def in_words(row: PolicyRow | None, seeds: int) -> str:
+    """Return the speed-up and the efficiency of a policy; its seeds, too, if they are others."""
+    if row is None:
+        return "-"
+    text = f"{row.speedup:.2f}x{row.mark}, {with_mark(row.efficiency, row.efficiency_mark)}"
+    return text if row.seeds == seeds else f"{text} ({row.seeds} of {seeds} seeds)"
 
 
 INTRODUCTION = """\
@@ -230,18 +245,21 @@ have the *ratios* of a paper, not its machines, jobs or data. [Claims](claims.md
 next to those of the papers.
 
 - A *cell* is one training: a job, workers, a policy, a mode and a seed. All policies of a seed run
-  one after the other.
+  one after the other in a *group* of processes. Cells that are repeated later run in another one.
 - **Speed-up** is the time of the equal split divided by that of the policy, in the same seed.
   Rounding may move the epoch that reaches a target, so trainings with the same samples in each step
-  are compared over the steps that both of them have.
+  are compared over the steps that both of them have. `dbs` has other samples, so chance moves its
+  epoch.
 - **Efficiency** is the time of the fastest fixed split that ran in that seed, divided by that of
-  the policy. Openings and changes count.
-- `fixed` is the best split by a calibration of the same workers before training.
+  the policy. Openings and changes count. The fastest of several equally good splits is partly luck,
+  so the efficiency is rather too low. A dash means that `fixed` did not run.
+- `fixed` is the best split by a calibration of the same workers before training, at their mean
+  speeds if these change.
 - Time is that of all steps until the target, without tests. The targets are {targets}.
-- A worker's speed is calibrated before and after each cell. If it changed by more than 10 %, the
-  cell is *disturbed*. It is repeated, and its result stays in the file of the results. If all of a
-  cell are disturbed, the one with the smallest change counts, and figures that need it have a `*`.
-- A `†` marks figures that compare results of different days, on which the machine's speed differs.
+{marks}
+
+All policies are evenstride's own implementations. When `adaptive` changed, the cells of a group
+were measured again, and the older results of that group were removed.
 
 `python benchmarks/papers/page.py` writes this page from `benchmarks/papers/results`. A later run of
 an experiment adds missing cells.
@@ -301,7 +319,7 @@ def papers_page(results: Results) -> str:
         f"a {'loss' if name == 'linear' else 'test accuracy'} of {JOBS[name].target:g} ({title})"
         for name, title in TITLES.items()
     )
-    lines = [INTRODUCTION.format(targets=targets).rstrip()]
+    lines = [INTRODUCTION.format(targets=targets, marks=MARKS).rstrip()]
     for figure in FIGURES:
         lines += section(figure, results[figure.name])
     return "\n".join([*lines, *search_section()]) + "\n"

@@ -10,6 +10,10 @@ ACSOS' jobs are ResNet-50, a CNN for MNIST, and linear regression.
 
 `every=1` decides before every step, as published, and each step waits for that. Without it, a
 policy decides at exchanges, which become rarer while nothing changes.
+
+`adaptive` opens with equal batches. Its first step then takes as long as several of the best split.
+At H10 that split is 6.8 times as fast, and the ResNet trains 50 steps. No policy with this opening
+can have an efficiency above 0.90 there.
 """
 
 from __future__ import annotations

@@ -178,7 +178,7 @@ def uneven_rows(blocks: Sequence[Stored]) -> list[tuple[str, ...]]:
 
 def equal_rows(blocks: Sequence[Stored]) -> list[tuple[str, ...]]:
     """Return the rows on equal workers."""
-    plain, _ = chosen(blocks, "ddp", "equal")
+    plain, doubt = chosen(blocks, "ddp", "equal")
     found = list[tuple[str, ...]]()
     for peer in peers_of(blocks, "equal"):
         ours, mark = chosen(blocks, peer, "equal")
@@ -190,7 +190,7 @@ def equal_rows(blocks: Sequence[Stored]) -> list[tuple[str, ...]]:
             peer,
             spread(rates, lambda x: f"{x:.0f}", mark),
             spread(shares, percent, mark),
-            spread(relative, lambda x: f"{x:.2f}", mark) if base else "",
+            spread(relative, lambda x: f"{x:.2f}", mark or doubt) if base else "",
         )
         found.append(row)
     return found

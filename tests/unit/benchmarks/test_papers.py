@@ -142,6 +142,22 @@ def test_a_disturbed_result_is_kept_and_its_cell_is_missing(tmp_path: Path) -> N
     assert cell_of(store.records()[2]) == other
 
 
+def test_the_results_of_one_group_are_compared(tmp_path: Path) -> None:
+    store = CellStore(tmp_path / "figure.jsonl")
+    equal, fixed, ours = (PaperCell("cnn", "H6", name) for name in ("uniform", "fixed", "adaptive"))
+    for cell in (equal, fixed, ours):
+        store.add(record(cell, achieved=[0.1, 0.9], drift=0.2 if cell == ours else 0.0))
+    for cell in (equal, ours):
+        store.add(record(cell, achieved=[0.2, 0.8], time_s=1.0))
+
+    assert [store.best()[cell]["time_s"] for cell in (equal, fixed, ours)] == [10.0] * 3
+    assert store.missing([equal, fixed, ours]) == [], "the second group was not disturbed"
+    assert [row.efficiency_mark for row in compared(store.best().values())] == ["", "", "*"]
+    store.add(record(PaperCell("cnn", "H6", "dbs"), achieved=[0.2, 0.8]))
+    marks = {row.policy: row.efficiency_mark for row in compared(store.best().values())}
+    assert marks == {"uniform": "", "fixed": "", "adaptive": "*", "dbs": "†"}
+
+
 def test_a_result_that_was_cut_off_is_measured_again(tmp_path: Path) -> None:
     path = tmp_path / "figure.jsonl"
     store = CellStore(path)
@@ -254,6 +270,25 @@ def test_a_run_trains_only_what_is_missing(results: Path, monkeypatch: pytest.Mo
     assert len(trained) == 4
 
 
+def test_a_group_includes_the_splits_that_its_results_are_compared_with(
+    results: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    figure, trained = figure_of("uniform", "adaptive", "fixed", "dbs"), list[list[str]]()
+    monkeypatch.setattr(
+        experiment, "train", lambda plan, _: trained.append([cell.policy for cell in plan.cells])
+    )
+    store = CellStore(results / "tried.jsonl")
+    for cell in figure.cells:
+        store.add(record(cell, drift=0.5 if (cell.cluster, cell.policy) == ("H6", "dbs") else 0.0))
+
+    figure.main([])
+    store.add(record(figure.cells[3]))
+    store.add(record(PaperCell("cnn", "H10", "uniform", 1)))
+    figure.main([])
+
+    assert trained == [["uniform", "fixed", "dbs"]]
+
+
 def test_no_group_begins_after_the_minutes(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(experiment, "train", lambda *_: pytest.fail("a group began"))
 
@@ -297,11 +332,21 @@ def test_a_figure_of_a_disturbed_result_is_marked() -> None:
     )
 
 
+def test_there_is_no_efficiency_without_the_calibrated_split() -> None:
+    policies = ("uniform", "static:cores", "adaptive")
+    found = [record(PaperCell("cnn", "H6", name)) for name in policies]
+
+    assert [row.efficiency for row in compared(found)] == [None] * 3
+    assert table(found).rows[-1][5:8] == ("-", "-", "-")
+    some = [record(PaperCell("cnn", "H6", name, 1)) for name in (*policies, "fixed")]
+    ours = next(row for row in compared([*found, *some]) if row.policy == "adaptive")
+    assert (ours.seeds, ours.efficiency) == (2, pytest.approx(1.0))
+
+
 def test_an_efficiency_is_marked_if_the_fastest_fixed_split_was_disturbed() -> None:
     policies = [PaperCell("cnn", "H6", name) for name in ("uniform", "fixed", "adaptive")]
     equal, fixed, ours = (
-        record(cell, time_s=time_s)
-        for cell, time_s in zip(policies, (20.0, 8.0, 9.0), strict=True)
+        record(cell, time_s=time_s) for cell, time_s in zip(policies, (20.0, 8.0, 9.0), strict=True)
     )
 
     row = compared([equal, {**fixed, "drift": 0.3}, ours])[-1]
@@ -326,13 +371,47 @@ def test_a_figure_that_compares_results_of_different_days_is_marked() -> None:
     assert (again["dbs"].mark, again["dbs"].efficiency_mark) == ("†", "")
 
 
+def test_a_step_is_compared_with_that_of_the_equal_split_at_h1_by_seed() -> None:
+    text = page.times_of("cnn", "adaptive", "H6")
+    even = [record(PaperCell("cnn", "H1", "uniform", seed)) for seed in (0, 1)]
+    ours = [record(PaperCell("cnn", "H6", "adaptive", seed), time_s=15.0) for seed in (0, 2)]
+
+    def said(*records: dict[str, Any]) -> str | None:
+        found: str | None = text({"to_accuracy": [*even, *records]})
+        return found
+
+    assert said() is None
+    assert said(*ours) == "a CNN: `adaptive` at H6 1.50 times the equal split at H1"
+    assert "1.50* times" in str(said({**ours[0], "drift": 0.3}))
+    assert "1.50† times" in str(said({**ours[0], "date": "2026-11-28"}))
+
+
+def test_a_controller_is_compared_with_its_open_loop_in_the_seeds_of_both() -> None:
+    text = page.dynamic_over_static("cnn")
+    every = [
+        record(PaperCell("cnn", "P100+Xeon", policy, seed), time_s=time_s)
+        for policy, seed, time_s in (
+            ("static:cores", 0, 10.0),
+            ("static:cores", 1, 40.0),
+            ("dynamic-batching", 0, 8.0),
+        )
+    ]
+
+    assert text({"to_accuracy": every[:2]}) is None
+    assert text({"to_accuracy": every}) == (
+        "a CNN at this ratio: less time than static shares by +20.0%"
+    )
+
+
 def test_the_second_half_leaves_out_the_opening() -> None:
     slow = {"time_s": 1.2, "steps_ms": [500, 500, 100, 100]}
+    even = {"time_s": 0.8, "steps_ms": [200] * 4}
     found = [
-        record(steps_ms=[200] * 4, time_s=0.8),
+        record(**even),
+        record(PaperCell("cnn", "H6", "fixed"), **even),
         record(PaperCell("cnn", "H6", "adaptive"), **slow),
     ]
-    ours = compared(found)[1]
+    ours = compared(found)[-1]
 
     assert (ours.efficiency, ours.late_efficiency) == pytest.approx((2 / 3, 2.0))
 
@@ -415,6 +494,16 @@ def test_the_page_has_a_line_for_each_place_with_a_result() -> None:
 
     assert "| linear, H10, bsp | 3 |" in text
     assert "No cell of 12 has a result yet." in text
+
+
+def test_the_page_says_which_policies_have_fewer_seeds() -> None:
+    cells = [PaperCell("cnn", "H6", name, seed) for name, seed in (("uniform", 0), ("uniform", 1))]
+    found = [record(cell) for cell in (*cells, PaperCell("cnn", "H6", "adaptive", 1))]
+
+    rows = page.by_place(found).rows
+
+    assert rows[0][1] == "2"
+    assert "1.00x, - (1 of 2 seeds)" in rows[0]
 
 
 def test_a_figure_is_drawn_from_its_results() -> None:
