@@ -12,7 +12,6 @@ marks of all other figures.
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from itertools import groupby, pairwise
@@ -158,24 +157,9 @@ class CellStore:
             file.write(json.dumps(record, separators=(",", ":")).encode() + b"\n")
 
     def best(self) -> dict[PaperCell, Record]:
-        """Return one result of each cell: of the group with most cells, the least disturbed one.
-
-        Of several groups or undisturbed results, the first one counts.
-        """
-        records = self.records()
-        sizes = Counter(
-            (cell.together, group)
-            for cell, group in dict.fromkeys((cell_of(one), session(one)) for one in records)
-        )
-        # The sort is stable, so the first of equals stays first.
-        order = [key for key, _ in sizes.most_common()]
-
-        def rank(record: Record) -> tuple[int, float]:
-            group = order.index((cell_of(record).together, session(record)))
-            return group, record["drift"] if disturbed(record) else 0.0
-
+        """Return the least disturbed result of each cell, the first of several undisturbed ones."""
         found: dict[PaperCell, Record] = {}
-        for record in sorted(records, key=rank):
+        for record in sorted(self.records(), key=disturbance):
             found.setdefault(cell_of(record), record)
         return found
 
@@ -188,6 +172,11 @@ class CellStore:
 def disturbed(record: Record) -> bool:
     """Return whether the machine's speed changed too much while a cell was measured."""
     return bool(record["drift"] > DRIFT)
+
+
+def disturbance(record: Record) -> float:
+    """Return the change of the machine's speed while a cell was measured; 0 if undisturbed."""
+    return float(record["drift"]) if disturbed(record) else 0.0
 
 
 def mark(*records: Record) -> str:

@@ -105,6 +105,7 @@ FIGURE = PaperFigure(
     tuple(changing_cells()),
     table,
     bars,
+    compares=True,
 )
 
 if __name__ == "__main__":

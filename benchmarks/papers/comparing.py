@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
+from itertools import chain, product
 from math import ceil
 from statistics import mean
 from typing import Any
 
-from benchmarks.papers.cells import ADAPTIVE, FIXED, UNIFORM, Record, mark, session
+from benchmarks.papers.cells import (
+    ADAPTIVE,
+    FIXED,
+    UNIFORM,
+    Record,
+    disturbance,
+    mark,
+    session,
+)
 
 from evenstride.lab.comparison.paired_ratios import geometric_mean
 from evenstride.report.wording import Table
@@ -89,59 +97,111 @@ def marks(pairs: Sequence[tuple[Record, Record]]) -> str:
 def paired(
     records: Iterable[Record], job: str, one: tuple[str, str], other: tuple[str, str]
 ) -> list[tuple[Record, Record]]:
-    """Return the results of two policies, each with its cluster, in the seeds that both have."""
-    found = {
-        (record["policy"], record["cluster"], record["seed"]): record
-        for record in records
-        if (record["job"], record["sync"]) == (job, "bsp")
-    }
-    return [
-        (mine, found[*other, seed])
-        for (policy, cluster, seed), mine in found.items()
-        if (policy, cluster) == one and (*other, seed) in found
-    ]
+    """Return the results of two policies, each with its cluster, in the seeds that both have.
+
+    Pairs of one group are preferred, then those of one day, then undisturbed ones.
+    """
+    seeds: dict[int, tuple[list[Record], list[Record]]] = {}
+    for record in records:
+        if (record["job"], record["sync"]) == (job, "bsp"):
+            which = record["policy"], record["cluster"]
+            for side, wanted in enumerate((one, other)):
+                if which == wanted:
+                    seeds.setdefault(record["seed"], ([], []))[side].append(record)
+
+    def rank(pair: tuple[Record, Record]) -> tuple[bool, bool, float]:
+        a, b = pair
+        return session(a) != session(b), a["date"] != b["date"], max(map(disturbance, pair))
+
+    return [min(product(*both), key=rank) for both in seeds.values() if all(both)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Match:
+    """A result with those that it is compared with: of its group of processes, if possible."""
+
+    mine: Record
+    equal: Record
+    splits: tuple[Record, ...]  # fixed ones, empty unless the calibrated split is among them
+
+    @classmethod
+    def of(cls, policy: str, results: Mapping[str, Sequence[Record]]) -> _Match | None:
+        """Return the least disturbed match for a policy; ``None`` without an equal split.
+
+        ``results`` are those of one place and seed, by policy.
+        """
+        if UNIFORM not in results:
+            return None
+        found = [cls._of_group(one, results) for one in results[policy]]
+        return min(found, key=lambda match: match.rank)
+
+    @classmethod
+    def _of_group(cls, mine: Record, results: Mapping[str, Sequence[Record]]) -> _Match:
+        """Return a result with those of its group; with those of others only if it has none."""
+        group = {
+            name: same
+            for name, every in results.items()
+            if (same := [one for one in every if session(one) == session(mine)])
+        }
+
+        def least(name: str) -> Record:
+            return min(group.get(name, results[name]), key=disturbance)
+
+        equal = mine if mine["policy"] == UNIFORM else least(UNIFORM)
+        if FIXED in group:
+            return cls(mine, equal, tuple(least(name) for name in group if is_fixed(name)))
+        # The fastest of many splits of other groups would be the fastest by chance.
+        return cls(mine, equal, (least(FIXED),) if FIXED in results else ())
+
+    @property
+    def rank(self) -> tuple[int, float]:
+        """The lower, the better."""
+        others = (self.equal, *(one for one in self.splits if one["policy"] == FIXED))
+        apart = sum(session(one) != session(self.mine) for one in others)
+        return apart, max(map(disturbance, (self.mine, *others)))
+
+    @property
+    def best(self) -> Record:
+        return min(self.splits, key=partial(faster, fast=self.mine))
 
 
 def compared(records: Iterable[Record]) -> list[PolicyRow]:
-    """Return a row for each place and policy, in the order in which they first occur."""
-    found: dict[tuple[Place, str], dict[int, Record]] = {}
+    """Return a row for each place and policy, in the order in which they first occur.
+
+    ``records`` may have several results of a cell.
+    """
+    found: dict[Place, dict[int, dict[str, list[Record]]]] = {}
+    policies = dict[tuple[Place, str], None]()
     for record in records:
-        place = record["job"], record["cluster"], record["sync"]
-        found.setdefault((place, record["policy"]), {})[record["seed"]] = record
+        place, policy = (record["job"], record["cluster"], record["sync"]), record["policy"]
+        by_policy = found.setdefault(place, {}).setdefault(record["seed"], {})
+        by_policy.setdefault(policy, []).append(record)
+        policies[place, policy] = None
     rows = []
-    for (place, policy), mine in found.items():
-        equal = found.get((place, UNIFORM), {})
-        common = {seed: one for seed, one in mine.items() if seed in equal}
-        if common:
-            fixed = [by for (at, name), by in found.items() if at == place and is_fixed(name)]
-            rows.append(_row(place, policy, common, equal, fixed))
+    for place, policy in policies:
+        seeds = [by for _, by in sorted(found[place].items()) if policy in by]
+        matches = [match for by in seeds if (match := _Match.of(policy, by))]
+        if matches:
+            rows.append(_row(place, policy, matches))
     return rows
 
 
-def _row(
-    place: Place,
-    policy: str,
-    mine: dict[int, Record],
-    equal: dict[int, Record],
-    fixed: Sequence[dict[int, Record]],
-) -> PolicyRow:
-    splits = {seed: [by[seed] for by in fixed if seed in by] for seed in mine}
-    known = [seed for seed in mine if any(one["policy"] == FIXED for one in splits[seed])]
-    best = [(min(splits[seed], key=partial(faster, fast=mine[seed])), mine[seed]) for seed in known]
-    whole = [faster(split, one) for split, one in best]
-    late = [min(map(late_s, splits[seed])) / late_s(mine[seed]) for seed in known]
+def _row(place: Place, policy: str, matches: Sequence[_Match]) -> PolicyRow:
+    known = [match for match in matches if match.splits]
+    whole = [faster(match.best, match.mine) for match in known]
+    late = [min(map(late_s, match.splits)) / late_s(match.mine) for match in known]
     return PolicyRow(
         place,
         policy,
-        len(mine),
-        mean(map(whole_s, mine.values())),
-        geometric_mean([(faster(equal[seed], one),) for seed, one in mine.items()]),
+        len(matches),
+        mean(whole_s(match.mine) for match in matches),
+        geometric_mean([(faster(match.equal, match.mine),) for match in matches]),
         min(whole, default=None),
         _mean_ratio(whole),
         _mean_ratio(late),
-        tuple(list(mine.values())[-1]["shares"]),
-        marks([(equal[seed], one) for seed, one in mine.items()]),
-        marks(best),
+        tuple(matches[-1].mine["shares"]),
+        marks([(match.equal, match.mine) for match in matches]),
+        marks([(match.best, match.mine) for match in known]),
     )
 
 

@@ -38,6 +38,7 @@ from benchmarks.papers.cells import (
     PaperCell,
     PaperCluster,
     Record,
+    cell_of,
     disturbed,
     groups,
 )
@@ -168,15 +169,19 @@ class PaperFigure:
     cells: tuple[PaperCell, ...]
     rows: Callable[[Sequence[Record]], Table]
     draw: Callable[[Sequence[Record]], Any]
+    # Whether rows compare cells, so that they need all results to find those of one group.
+    compares: bool = False
 
     @property
     def store(self) -> CellStore:
         return CellStore(RESULTS / f"{self.name}.jsonl")
 
     def results(self) -> list[Record]:
-        """Return the best result of each cell that has one, in their order."""
-        best = self.store.best()
-        return [best[cell] for cell in self.cells if cell in best]
+        """Return the results of the cells, in their order: the best of each, or all of each."""
+        order = {cell: number for number, cell in enumerate(self.cells)}
+        records = self.store.records() if self.compares else self.store.best().values()
+        known = [record for record in records if cell_of(record) in order]
+        return sorted(known, key=lambda record: order[cell_of(record)])
 
     def write_plot(self, records: Sequence[Record], path: Path) -> None:
         """Draw results into an SVG, with text as text, which is a fifth as large as outlines."""

@@ -29,7 +29,16 @@ from benchmarks.papers import (
     throughput,
     to_accuracy,
 )
-from benchmarks.papers.cells import ADAPTIVE, JOBS, MARKS, UNIFORM, Record, disturbed, mark
+from benchmarks.papers.cells import (
+    ADAPTIVE,
+    JOBS,
+    MARKS,
+    UNIFORM,
+    Record,
+    cell_of,
+    disturbed,
+    mark,
+)
 from benchmarks.papers.comparing import (
     PolicyRow,
     compared,
@@ -52,7 +61,7 @@ FIGURES = (
     *(oscillation.FIGURE, throughput.FIGURE),
 )
 Results = dict[str, list[Record]]
-"""The best results of each figure."""
+"""The results of each figure."""
 DYNAMIC = (
     *("static:cores", "dynamic-batching", "dynamic-batching:every=1"),
     *("dynamic-batching:window=10", ADAPTIVE),
@@ -246,6 +255,7 @@ next to those of the papers.
 
 - A *cell* is one training: a job, workers, a policy, a mode and a seed. All policies of a seed run
   one after the other in a *group* of processes. Cells that are repeated later run in another one.
+  Each figure compares results of one group if there are such, and of these the least disturbed.
 - **Speed-up** is the time of the equal split divided by that of the policy, in the same seed.
   Rounding may move the epoch that reaches a target, so trainings with the same samples in each step
   are compared over the steps that both of them have. `dbs` has other samples, so chance moves its
@@ -283,9 +293,10 @@ def section(figure: PaperFigure, records: Sequence[Record]) -> list[str]:
     if not records:
         return [*lines, f"No cell of {len(figure.cells)} has a result yet."]
     days = sorted({record["date"] for record in records})
-    counts = f"{len(records)} of {len(figure.cells)} cells, {days[0]} to {days[-1]}"
-    shown = f"{sum(map(disturbed, records))} of {sum(map(disturbed, every))} disturbed results"
-    lines += [f"{counts}; {shown} are shown.", ""]
+    cells = len(set(map(cell_of, records)))
+    counts = f"{cells} of {len(figure.cells)} cells, {days[0]} to {days[-1]}"
+    quiet = f"{sum(not disturbed(one) for one in every)} of {len(every)} results are undisturbed"
+    lines += [f"{counts}; {quiet}.", ""]
     table = by_place(records) if figure is to_accuracy.FIGURE else figure.rows(records)
     return [*lines, *markdown(table), "", f"![{HEADINGS[figure.name]}](../images/{image(figure)})"]
 

@@ -70,7 +70,13 @@ def accuracy_cells() -> Iterator[PaperCell]:
 
 
 FIGURE = PaperFigure(
-    "to_accuracy", str(__doc__), lambda: CLUSTERS, tuple(accuracy_cells()), table, bars
+    "to_accuracy",
+    str(__doc__),
+    lambda: CLUSTERS,
+    tuple(accuracy_cells()),
+    table,
+    bars,
+    compares=True,
 )
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from benchmarks.papers import (
     to_accuracy,
 )
 from benchmarks.papers.cells import CellStore, PaperCell, PaperCluster, cell_of, groups, in_turns
-from benchmarks.papers.comparing import compared, speedups, table
+from benchmarks.papers.comparing import compared, paired, speedups, table
 from benchmarks.papers.experiment import CellConductor, CellPlan, PaperFigure
 from torch._C._distributed_c10d import HashStore
 
@@ -142,20 +142,34 @@ def test_a_disturbed_result_is_kept_and_its_cell_is_missing(tmp_path: Path) -> N
     assert cell_of(store.records()[2]) == other
 
 
-def test_the_results_of_one_group_are_compared(tmp_path: Path) -> None:
-    store = CellStore(tmp_path / "figure.jsonl")
-    equal, fixed, ours = (PaperCell("cnn", "H6", name) for name in ("uniform", "fixed", "adaptive"))
-    for cell in (equal, fixed, ours):
-        store.add(record(cell, achieved=[0.1, 0.9], drift=0.2 if cell == ours else 0.0))
-    for cell in (equal, ours):
-        store.add(record(cell, achieved=[0.2, 0.8], time_s=1.0))
+def test_the_results_of_one_group_are_compared() -> None:
+    equal, fixed, ours, dbs = (
+        PaperCell("cnn", "H6", name) for name in ("uniform", "fixed", "adaptive", "dbs")
+    )
+    first = [record(cell, achieved=[0.1, 0.9]) for cell in (equal, fixed, ours)]
+    second = [record(cell, achieved=[0.2, 0.8], time_s=5.0) for cell in (equal, dbs)]
+    third = [record(cell, achieved=[0.3, 0.7], time_s=1.0, drift=0.2) for cell in (equal, ours)]
 
-    assert [store.best()[cell]["time_s"] for cell in (equal, fixed, ours)] == [10.0] * 3
-    assert store.missing([equal, fixed, ours]) == [], "the second group was not disturbed"
-    assert [row.efficiency_mark for row in compared(store.best().values())] == ["", "", "*"]
-    store.add(record(PaperCell("cnn", "H6", "dbs"), achieved=[0.2, 0.8]))
-    marks = {row.policy: row.efficiency_mark for row in compared(store.best().values())}
-    assert marks == {"uniform": "", "fixed": "", "adaptive": "*", "dbs": "†"}
+    rows = {row.policy: row for row in compared([*third, *second, *first])}
+
+    assert (rows["adaptive"].time_s, rows["adaptive"].speedup) == (10.0, 1.0)
+    assert (rows["adaptive"].mark, rows["adaptive"].efficiency_mark) == ("", "")
+    assert (rows["dbs"].speedup, rows["dbs"].mark) == (1.0, "")
+    assert (rows["dbs"].efficiency, rows["dbs"].efficiency_mark) == (pytest.approx(2.0), "†")
+    alone = {row.policy: row for row in compared([*first[:2], third[1]])}["adaptive"]
+    assert (alone.speedup, alone.mark) == (pytest.approx(10.0), "*†")
+
+
+def test_of_several_groups_the_least_disturbed_one_counts() -> None:
+    policies = [PaperCell("cnn", "H6", name) for name in ("uniform", "fixed", "adaptive")]
+    found = [
+        record(cell, achieved=[number / 10], time_s=time_s, drift=drift)
+        for number, drifts in enumerate([(0.0, 0.0, 0.15), (0.12, 0.0, 0.0), (0.3, 0.3, 0.0)])
+        for cell, time_s, drift in zip(policies, (20, 8, 10 + number), drifts, strict=True)
+    ]
+
+    assert compared(found)[-1].time_s == 11.0
+    assert compared(found)[-1].mark == "*"
 
 
 def test_a_result_that_was_cut_off_is_measured_again(tmp_path: Path) -> None:
@@ -321,13 +335,16 @@ def test_efficiency_is_against_the_fastest_fixed_split_of_the_same_seed() -> Non
 
 def test_a_figure_of_a_disturbed_result_is_marked() -> None:
     policies = [PaperCell("cnn", "H6", name) for name in ("uniform", "adaptive", "dbs")]
-    sound = [record(cell) for cell in policies]
-    ours, equal = record(policies[1], drift=0.3), record(policies[0], drift=0.3)
+    equal, ours, dbs = (record(cell) for cell in policies)
+    some = [equal, {**ours, "drift": 0.3}, dbs]
 
-    marks = [[row.mark for row in compared(found)] for found in ([*sound, ours], [*sound, equal])]
+    marks = [
+        [row.mark for row in compared(found)]
+        for found in (some, [{**equal, "drift": 0.3}, ours, dbs])
+    ]
 
     assert marks == [["", "*", ""], ["*", "*", "*"]]
-    assert speedups([*sound, ours], ["adaptive", "dbs"], "cnn", "H6", "bsp") == (
+    assert speedups(some, ["adaptive", "dbs"], "cnn", "H6", "bsp") == (
         "`adaptive` 1.00x*, `dbs` 1.00x"
     )
 
@@ -357,18 +374,13 @@ def test_an_efficiency_is_marked_if_the_fastest_fixed_split_was_disturbed() -> N
 
 
 def test_a_figure_that_compares_results_of_different_days_is_marked() -> None:
-    policies = [PaperCell("cnn", "H6", name, seed) for seed in (0, 1) for name in ("fixed", "dbs")]
-    days = ("2026-11-27", "2026-11-27", "2026-11-28", "2026-11-28")
-    equal = [record(PaperCell("cnn", "H6", "uniform", seed), date=days[0]) for seed in (0, 1)]
-    found = [record(cell, date=day) for cell, day in zip(policies, days, strict=True)]
+    equal = record(PaperCell("cnn", "H6", "uniform"), date="2026-11-26")
+    fixed, ours = (record(PaperCell("cnn", "H6", name)) for name in ("fixed", "adaptive"))
 
-    rows = {row.policy: row for row in compared([*equal, *found])}
+    rows = {row.policy: row for row in compared([equal, fixed, ours])}
 
-    # The equal split of seed 1 is as fast as the fixed one, but of another day.
-    assert (rows["dbs"].mark, rows["dbs"].efficiency_mark) == ("†", "†")
-    found[2]["time_s"] = 5.0
-    again = {row.policy: row for row in compared([*equal, *found])}
-    assert (again["dbs"].mark, again["dbs"].efficiency_mark) == ("†", "")
+    assert (rows["adaptive"].mark, rows["adaptive"].efficiency_mark) == ("†", "")
+    assert (rows["uniform"].mark, rows["uniform"].efficiency_mark) == ("", "†")
 
 
 def test_a_step_is_compared_with_that_of_the_equal_split_at_h1_by_seed() -> None:
@@ -384,6 +396,21 @@ def test_a_step_is_compared_with_that_of_the_equal_split_at_h1_by_seed() -> None
     assert said(*ours) == "a CNN: `adaptive` at H6 1.50 times the equal split at H1"
     assert "1.50* times" in str(said({**ours[0], "drift": 0.3}))
     assert "1.50† times" in str(said({**ours[0], "date": "2026-11-28"}))
+
+
+def test_pairs_of_one_group_and_of_one_day_come_first() -> None:
+    one, other = ("uniform", "H6"), ("adaptive", "H6")
+    equal = PaperCell("cnn", "H6", "uniform")
+    ours = PaperCell("cnn", "H6", "adaptive")
+    found = [
+        record(equal, date="2026-11-26", time_s=1.0),
+        record(equal, achieved=[0.5], time_s=2.0),
+        record(equal, time_s=3.0, drift=0.2),
+        record(ours, time_s=4.0),
+    ]
+
+    assert [a["time_s"] for a, _ in paired(found, "cnn", one, other)] == [3.0]
+    assert [a["time_s"] for a, _ in paired([*found[:2], found[3]], "cnn", one, other)] == [2.0]
 
 
 def test_a_controller_is_compared_with_its_open_loop_in_the_seeds_of_both() -> None:
