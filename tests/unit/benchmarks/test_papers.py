@@ -160,6 +160,9 @@ def test_the_results_of_one_group_are_compared() -> None:
     alone = {row.policy: row for row in compared([*first[:2], third[1]])}["adaptive"]
     assert alone.speedup == pytest.approx(10.0)
     assert alone.mark == "*†"
+    strange = record(ours, achieved=[0.4, 0.6], time_s=2.0)
+    disturbed = {row.policy: row for row in compared([strange, *third])}["adaptive"]
+    assert (disturbed.time_s, disturbed.mark) == (1.0, "*"), "a whole group comes first"
 
 
 def test_of_several_groups_the_least_disturbed_one_counts() -> None:
