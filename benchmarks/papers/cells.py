@@ -33,7 +33,6 @@ MARKS = """\
 FIXED, CURVE, UNIFORM, ADAPTIVE = "fixed", "curve", "uniform", "adaptive"
 Record = dict[str, Any]
 """A cell with its result, as stored."""
-Session = tuple[str, tuple[float, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +113,7 @@ def cell_of(record: Record) -> PaperCell:
     return PaperCell(**{one.name: record[one.name] for one in fields(PaperCell)})
 
 
-def session(record: Record) -> Session:
+def group_of(record: Record) -> tuple[str, tuple[float, ...]]:
     """Return what identifies the group of processes of a result: its day and its calibration."""
     return record["date"], tuple(record.get("achieved", ()))
 

@@ -16,8 +16,8 @@ from benchmarks.papers.cells import (
     UNIFORM,
     Record,
     disturbance,
+    group_of,
     mark,
-    session,
 )
 
 from evenstride.lab.comparison.paired_ratios import geometric_mean
@@ -90,7 +90,7 @@ def faster(slow: Record, fast: Record) -> float:
 
 def marks(pairs: Sequence[tuple[Record, Record]]) -> str:
     """Return the marks of a figure that compares results; `cells.MARKS` explains them."""
-    apart = any(session(one) != session(other) for one, other in pairs)
+    apart = any(group_of(one) != group_of(other) for one, other in pairs)
     return mark(*chain.from_iterable(pairs)) + ("†" if apart else "")
 
 
@@ -111,7 +111,7 @@ def paired(
 
     def rank(pair: tuple[Record, Record]) -> tuple[bool, bool, float]:
         a, b = pair
-        return session(a) != session(b), a["date"] != b["date"], max(map(disturbance, pair))
+        return group_of(a) != group_of(b), a["date"] != b["date"], max(map(disturbance, pair))
 
     return [min(product(*both), key=rank) for both in seeds.values() if all(both)]
 
@@ -141,7 +141,7 @@ class _Match:
         group = {
             name: same
             for name, every in results.items()
-            if (same := [one for one in every if session(one) == session(mine)])
+            if (same := [one for one in every if group_of(one) == group_of(mine)])
         }
 
         def least(name: str) -> Record:
@@ -155,9 +155,9 @@ class _Match:
 
     @property
     def rank(self) -> tuple[int, float]:
-        """The lower, the better."""
+        """How many of the others are of another group, then the largest disturbance."""
         others = (self.equal, *(one for one in self.splits if one["policy"] == FIXED))
-        apart = sum(session(one) != session(self.mine) for one in others)
+        apart = sum(group_of(one) != group_of(self.mine) for one in others)
         return apart, max(map(disturbance, (self.mine, *others)))
 
     @property

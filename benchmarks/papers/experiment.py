@@ -5,10 +5,11 @@ All figures share this command line:
     python benchmarks/papers/FIGURE.py [--only WORD,...] [--minutes N] [--list] [--json]
         [--draw SVG]
 
-`--only` takes the cells in which each word is the job, cluster, policy, mode or seed. The equal and
-the calibrated split run again in a group whose other cells are missing. `--minutes` starts no cell
-after that time. `--list` prints the cells and which of them have a result. Without cells that are
-missing, nothing is trained. The exit code is 3 if a cell is still missing.
+`--only` takes the cells in which each word is the job, cluster, policy, mode or seed. In a figure
+that compares cells, the equal and the calibrated split run again in a group whose other cells are
+missing. `--minutes` starts no cell after that time. `--list` prints the cells and which of them
+have a result. Without cells that are missing, nothing is trained. The exit code is 3 if a cell is
+still missing.
 """
 
 from __future__ import annotations
@@ -28,7 +29,6 @@ from typing import Any
 
 import numpy as np
 from benchmarks.papers.cells import (
-    CURVE,
     FIXED,
     JOBS,
     REGRESSION,
@@ -193,7 +193,7 @@ class PaperFigure:
     def references(self, group: Sequence[PaperCell]) -> list[PaperCell]:
         """Return the cells that a group needs, too, because its results are compared with them."""
         together, has = group[0].together, {cell.policy for cell in group}
-        if not has - {UNIFORM, FIXED, CURVE}:
+        if not self.compares or not has - {UNIFORM, FIXED}:
             return []
         return [
             cell

@@ -40,7 +40,8 @@ speeds. *Lost* is the work lost in the next 10 s, compared with the speed before
 EQUAL_TEXT = """
 ## Equal workers
 
-Three workers of half a core. *To DDP* compares the shares in the same run.
+Three workers of half a core. *To DDP* compares the shares in the same run, and has
+DDP's mark as well.
 """
 GRADIENT_TEXT = """
 ## Gradients of uneven batches
