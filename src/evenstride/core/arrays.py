@@ -8,6 +8,8 @@ import numpy.typing as npt
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
+Which = IntArray | slice
+"""Ranks of some workers, or a slice for all of them."""
 
 Shares = tuple[int, ...]
 """Samples of each worker in one step, in rank order."""

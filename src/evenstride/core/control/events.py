@@ -40,7 +40,8 @@ class Exchanged:
     last: bool = False  # whether the run ends, so that no rank would apply a decision.
     epoch: int | None = None  # of the latest step, in the data; ``None`` if not known
     epoch_over: bool = False  # whether all ranks are at the end of that epoch
-    # Time that the leader usually takes for a decision, in seconds; 0 if not known.
+    # Seconds that the leader usually takes for a decision with its messages and reports. 0 if not
+    # known.
     decision_s: float = 0.0
     # Whether the model is compiled for each share, so that first steps at new shares are slow.
     compiled: bool = False

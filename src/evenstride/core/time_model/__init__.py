@@ -1,7 +1,8 @@
 """From measured step times to an estimated time curve for every worker.
 
 Start with `estimates`, which has the curves and their uncertainty. `kalman` learns them from
-measurements (`observation`), and `change_detection` finds changes of speed.
+measurements (`observation`), `change_detection` finds changes of speed, and `first_steps` what new
+shares cost.
 """
 
 from __future__ import annotations

@@ -15,10 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from evenstride.core.arrays import FloatArray, IntArray, Mask, Shares
+from evenstride.core.arrays import FloatArray, IntArray, Mask, Shares, Which
 
-Which = IntArray | slice
-"""Ranks of some workers, or a slice for all of them."""
 Samples = FloatArray | IntArray | float
 """Samples of each of some workers, or one number for all."""
 
@@ -294,7 +292,8 @@ class Firsts:
     share: IntArray  # of each worker's latest step; 0 before the first.
     had: IntArray  # ``(_HAD, W)``, its latest new shares; 0 if there are fewer.
     row: IntArray  # number of slow first steps in a row that did not count.
-    slow_s: FloatArray  # time of the latest step if it was a slow first one, else 0.
+    first_s: FloatArray  # time of the latest step if it was a single first one, else 0.
+    slow_s: FloatArray  # the same, if it was also a slow one.
     # First steps that were slow without a change of speed, minus those that were not; kept within
     # ``_COST``.
     cost: IntArray
@@ -304,7 +303,7 @@ class Firsts:
     def none(cls, workers: int) -> Firsts:
         none, none_s = np.zeros(workers, dtype=np.int64), np.zeros(workers)
         had = np.zeros((_HAD, workers), dtype=np.int64)
-        return cls(none, had, none, none_s, none, none_s)
+        return cls(none, had, none, none_s, none_s, none, none_s)
 
     def new(self, workers: IntArray, shares: IntArray) -> Mask:
         new = self.share[workers] != shares

@@ -15,11 +15,11 @@ absorbed is dropped when the next time contradicts it (`previous`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
-from evenstride.core.arrays import FloatArray, IntArray, Mask
+from evenstride.core.arrays import FloatArray, IntArray, Mask, Which
 from evenstride.core.time_model.change_detection import Judgement, Residuals, judge
 from evenstride.core.time_model.curve_update import bent, observed
 from evenstride.core.time_model.estimates import (
@@ -27,11 +27,16 @@ from evenstride.core.time_model.estimates import (
     Changes,
     CurveEstimates,
     Estimate,
-    Firsts,
     RecentSteps,
-    Which,
 )
-from evenstride.core.time_model.observation import Measurements
+from evenstride.core.time_model.first_steps import (
+    FirstSteps,
+    faster_again,
+    firsts_after,
+    if_most,
+    with_unmodelled,
+)
+from evenstride.core.time_model.observation import Batch, Measurements
 from evenstride.core.time_model.share_times import NewTimes, noted
 from evenstride.core.time_model.wave_search import with_waves
 
@@ -48,21 +53,16 @@ _JUMP_STD, _JUMP_SHAPE_STD = 0.5, 0.10
 # A worker returns to a share whose time is this much closer to the one before than to the curve,
 # which fits the share between: the shape is wrong then, and the fixed part has this uncertainty.
 _AS_BEFORE, _SHAPE_STD = 0.5, 0.25
+# The same holds for a worker with fewer steps than this, if it is much faster in its second step at
+# a share: its other times are first steps, too. With 0.15 of a core, 15 samples took 82 ms, then
+# 51. Scaled by that fall, its curve led to 39 samples, where 26 are best.
+_YOUNG = 8
 # A speed this close to the one before the latest change, in standard deviations, is that one.
 _BACK_STD = 2.0
 # Fraction of a change's uncertainty of shape that returns with the former speed: two alternating
 # wrong curves must not persist either.
 # A fifth was worse with 1,000 mixed workers, the whole of it no better.
 _BACK_DOUBT = 0.5
-# A first step at a new share is slow if it takes this many times its prediction. After this many of
-# them in a row the next one counts: a worker whose share changes all the time is not ignored.
-_SLOW_FIRST, _MOST_SLOW_FIRSTS = 1.25, 3
-# Part of the first step of a run that counts as compilation, of the worker with the shortest one:
-# in a new process it took 64 s, and 21 to 25 s at later shares.
-_OF_FIRST = 0.5
-# Bounds of the stored cost of new shares: after two cheap first steps, new shares count as free of
-# cost until an expensive one.
-_COST = (-2, 2)
 # Uncertainty of a curve that never averages out.
 _MODEL_STD = 0.004
 # The logarithm of the drift changes by the rate times the product of two consecutive residuals,
@@ -103,13 +103,13 @@ def learn_times(estimate: Estimate, measured: Measurements, *, compiled: bool = 
     # In turns, because a worker's later time is compared with a curve that includes earlier ones.
     for turn in worked.turns():
         if not (modelled := worked.modelled[turn]).all():
-            estimate = _with_unmodelled(estimate, worked, turn[~modelled], compiled=compiled)
+            estimate = with_unmodelled(estimate, worked, turn[~modelled], compiled=compiled)
             turn = turn[modelled]
         if not len(turn):
             continue
-        first, learnable = _First.of(estimate, worked, turn)
-        batch = _Batch.of(learnable, turn, interval_s, first.excused(estimate))
-        firsts = _firsts_after(estimate, batch, first)
+        first, learnable = FirstSteps.of(estimate, worked, turn)
+        batch = Batch.of(learnable, turn, interval_s, first.excused(estimate), first.new)
+        firsts = firsts_after(estimate, batch, first)
         estimate, batch = _shaped(estimate, batch)
         fresh = estimate.steps[batch.workers] == 0
         after = _update(_begin(estimate, batch.only(fresh)), batch.only(~fresh))
@@ -118,29 +118,7 @@ def learn_times(estimate: Estimate, measured: Measurements, *, compiled: bool = 
     return replace(estimate, recent=with_recent(estimate.recent, usable))
 
 
-def _with_unmodelled(
-    estimate: Estimate, measured: Measurements, at: IntArray, *, compiled: bool
-) -> Estimate:
-    """Return the estimate with first steps at new shares that say nothing about speed.
-
-    The next step at that share shows what a new share costs: of a compiled model, and on an
-    accelerator. The first step of a run also starts other things, so it counts only if the model
-    is ``compiled``, and then in part.
-    """
-    firsts, w = estimate.firsts, measured.worker[at]
-    new = firsts.new(w, measured.share[at]) & (compiled | (estimate.steps[w] > 0))
-    at, w = at[new], w[new]
-    slow = _slow_firsts(estimate, measured, at)
-    if not slow.any():
-        return estimate
-    at, w = at[slow], w[slow]
-    share, slow_s = firsts.share.copy(), firsts.slow_s.copy()
-    share[w], slow_s[w] = measured.share[at], measured.first_s(at)
-    had = _had_after(firsts.had, w, measured.share[at])
-    return replace(estimate, firsts=replace(firsts, share=share, had=had, slow_s=slow_s))
-
-
-def _shaped(estimate: Estimate, batch: _Batch) -> tuple[Estimate, _Batch]:
+def _shaped(estimate: Estimate, batch: Batch) -> tuple[Estimate, Batch]:
     """Return the estimate with the new times in its record, and those that show a speed."""
     seen, w = estimate.seen, batch.workers
     curves, whole = (
@@ -163,144 +141,7 @@ def _shaped(estimate: Estimate, batch: _Batch) -> tuple[Estimate, _Batch]:
     return replace(estimate, seen=seen), batch.only(~shape)
 
 
-def _slow_firsts(estimate: Estimate, measured: Measurements, at: IntArray) -> Mask:
-    """Return which observations of workers with a curve begin with a step that is too long."""
-    w = measured.worker[at]
-    usual_s = estimate.now.of(w).time_s(estimate.seen.counted(w, measured.share[at]))
-    return np.asarray(measured.first_s(at) > _SLOW_FIRST * usual_s)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _First:
-    """What a turn's observations say about first steps at new shares, arrays ``(n,)``."""
-
-    workers: IntArray  # their workers.
-    new: Mask  # whether the share is new to the worker.
-    open: Mask  # whether it is a single step, slow at a new share: the next one decides.
-    dropped: Mask  # whether its slow first step was left out because later ones were normal.
-    over_s: FloatArray  # by how much that one was longer, in seconds
-
-    @classmethod
-    def of(
-        cls, estimate: Estimate, measured: Measurements, turn: IntArray
-    ) -> tuple[_First, Measurements]:
-        """Return it with the observations that remain to be learned."""
-        workers, shares = measured.worker[turn], measured.share[turn]
-        new = estimate.firsts.new(workers, shares)
-        # A worker without a curve has no usual time to compare with.
-        slow = new & (estimate.steps[workers] > 0)
-        at = np.flatnonzero(slow)
-        if len(at):
-            slow[at] = _slow_firsts(estimate, measured, turn[at])
-        alone = measured.steps[turn] == 1
-        # If there are several steps, the later ones show whether only the first was slow.
-        shorter = measured.without_slow_first(turn[slow & ~alone], _SLOW_FIRST)
-        dropped = shorter.steps[turn] < measured.steps[turn]
-        over_s = np.where(dropped, measured.first_s(turn) - shorter.median_s[turn], 0.0)
-        return cls(workers, new, slow & alone, dropped, over_s), shorter
-
-    def excused(self, estimate: Estimate) -> Mask:
-        """Return which slow steps may be caused by the share alone."""
-        firsts, w = estimate.firsts, self.workers
-        row = firsts.row[w]
-        alone = (row > 0) | (estimate.changes.run[w] == 0)  # no other step was slow before
-        return np.asarray(
-            self.open & alone & (row < _MOST_SLOW_FIRSTS) & (firsts.cost[w] > _COST[0])
-        )
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Batch:
-    """One observation each of some workers, as arrays of shape ``(n,)``."""
-
-    workers: Which
-    share: IntArray
-    time_s: FloatArray
-    least_s: FloatArray
-    steps: IntArray
-    spread: FloatArray  # relative variance within the observation, NaN if it is too short
-    interval_s: FloatArray  # of work since the previous exchange, this observation included
-    cold: Mask  # whether it is a slow first step at a new share.
-    before: IntArray  # its share before this observation.
-    # How far the time of a share to which a worker has returned is from the one before, in
-    # logarithms. Infinite for all others.
-    off: FloatArray
-
-    @classmethod
-    def of(cls, measured: Measurements, at: IntArray, interval_s: FloatArray, cold: Mask) -> _Batch:
-        whose: Which = measured.worker[at]
-        if len(at) == len(interval_s):
-            whose = slice(None)  # all of them, in order of rank
-        return cls(
-            whose,
-            measured.share[at],
-            np.maximum(measured.median_s[at], 1e-9),
-            measured.least_s[at],
-            measured.steps[at],
-            measured.relative_variance[at],
-            interval_s[whose],
-            cold,
-            measured.share[at],
-            np.full(len(cold), np.inf),
-        )
-
-    def only(self, mask: Mask) -> _Batch:
-        if mask.all():
-            return self
-        return self.at(np.flatnonzero(mask))
-
-    def at(self, places: IntArray) -> _Batch:
-        ranks = np.arange(len(self.share)) if isinstance(self.workers, slice) else self.workers
-        rest = (getattr(self, name)[places] for name in self.__slots__[1:])
-        return _Batch(ranks[places], *rest)
-
-    def variance(self, noise: FloatArray) -> FloatArray:
-        """Relative variance of the medians (pi/2 times a mean's, for three steps or more)."""
-        median_cost = np.where(self.steps > 2, np.pi / 2, 1.0)
-        return np.asarray(noise * median_cost / self.steps + _MODEL_STD**2)
-
-
-def _firsts_after(estimate: Estimate, batch: _Batch, first: _First) -> Firsts:
-    before, w = estimate.firsts, batch.workers
-    fresh = estimate.steps[w] == 0
-    moved, before_s = before.share[w] != batch.share, before.slow_s[w]
-    if not (moved.any() or before.row[w].any() or before_s.any()):
-        return before
-    # The second step at a share shows why the first one was slow.
-    second = ~moved & (before_s > 0)
-    # A change of speed would have made the second step as slow as the first.
-    costly = first.dropped | (second & (_SLOW_FIRST * batch.time_s < before_s))
-    # An undecided first step is counted when the second has arrived.
-    cheap = (first.new | second) & ~costly & ~first.open & ~fresh
-    share, had, row = before.share.copy(), before.had, before.row.copy()
-    slow_s, cost = before.slow_s.copy(), before.cost.copy()
-    if first.new.any():
-        had = _had_after(had, first.workers[first.new], batch.share[first.new])
-    share[w], row[w] = batch.share, np.where(batch.cold, row[w] + 1, 0)
-    slow_s[w] = np.where(first.open, batch.time_s, 0.0)
-    # The very first step of a worker has no prediction to compare with.
-    known = before.share[w] > 0
-    cost[w] = np.clip(cost[w] + known * (1 * costly - 1 * cheap), *_COST)
-    over_s = np.where(second & costly, before_s - batch.time_s, first.over_s)
-    if (of_run := fresh & costly).any():
-        over_s = np.where(of_run, _OF_FIRST * over_s[of_run].min(), over_s)
-    extra_s, known_s = before.extra_s, before.extra_s[w]
-    if costly.any() or (known_s * cheap).any():
-        extra_s = extra_s.copy()
-        # The very first cost counts as it is; a mean follows the later ones.
-        mean_s = np.where(known_s > 0, 0.5 * (known_s + over_s), over_s)
-        extra_s[w] = np.where(costly | cheap, mean_s, known_s)
-    return Firsts(share, had, row, slow_s, cost, extra_s)
-
-
-def _had_after(before: IntArray, workers: IntArray, shares: IntArray) -> IntArray:
-    had = before.copy()
-    had[1:, workers] = had[:-1, workers]
-    had[0, workers] = shares
-    return had
-
-
-def _begin(estimate: Estimate, batch: _Batch) -> Estimate:
+def _begin(estimate: Estimate, batch: Batch) -> Estimate:
     """Start new workers from the prior shape through their first time."""
     if not len(batch.share):
         return estimate
@@ -309,12 +150,12 @@ def _begin(estimate: Estimate, batch: _Batch) -> Estimate:
     # Part of the time must remain for the samples, or any share would seem as good as another.
     fixed = np.minimum(_PRIOR_FIXED * y**_PRIOR_POWER * least_s ** (1 - _PRIOR_POWER), 0.9 * y)
     curves = CurveEstimates.certain(fixed, (y - fixed) / batch.share)
-    curves = curves.times(1.0, batch.variance(noise))
+    curves = curves.times(1.0, batch.variance(noise) + _MODEL_STD**2)
     curves = bent(curves, batch.share, np.full(len(y), _PRIOR_FIXED_STD))
     return estimate.knowing(batch.workers, curves, noise, batch.steps)
 
 
-def _fastest_s(estimate: Estimate, batch: _Batch) -> float:
+def _fastest_s(estimate: Estimate, batch: Batch) -> float:
     """Return the shortest time of new and of known workers, near the same share."""
     known = estimate.steps > 0
     if not known.any():
@@ -323,14 +164,14 @@ def _fastest_s(estimate: Estimate, batch: _Batch) -> float:
     return min(float(batch.time_s.min()), float(theirs_s.min()))
 
 
-def _update(estimate: Estimate, batch: _Batch) -> Estimate:
+def _update(estimate: Estimate, batch: Batch) -> Estimate:
     if not len(batch.share):
         return estimate
     w = batch.workers
     # A drift along the curve: the speed gets less certain with every step, the shape does not.
     estimate = _noisier(estimate, batch)
     curves = estimate.now.of(w).times(1.0, estimate.drift[w] ** 2 * batch.steps)
-    variance = batch.variance(estimate.noise[w])
+    variance = batch.variance(estimate.noise[w]) + _MODEL_STD**2
     residuals = _residuals(estimate, batch, curves, variance)
     changes, judged = judge(estimate.changes, residuals)
     # Computed for all, because nearly all times are normal; held-back times are left out below.
@@ -365,7 +206,7 @@ def _drift_after(estimate: Estimate, residuals: Residuals) -> FloatArray:
     return drift
 
 
-def _noisier(estimate: Estimate, batch: _Batch) -> Estimate:
+def _noisier(estimate: Estimate, batch: Batch) -> Estimate:
     """Return the estimate with more noise if many new workers are far from their predictions."""
     # Before they are judged: at first every worker's noise is a guess, and if that is too small,
     # all of them seem to change their speeds at once, and their first times to be accurate.
@@ -406,7 +247,7 @@ def _noisier(estimate: Estimate, batch: _Batch) -> Estimate:
 
 
 def _residuals(
-    estimate: Estimate, batch: _Batch, curves: CurveEstimates, variance: FloatArray
+    estimate: Estimate, batch: Batch, curves: CurveEstimates, variance: FloatArray
 ) -> Residuals:
     share, w = batch.share, batch.workers
     doubt = curves.relative_std(share)
@@ -432,7 +273,7 @@ def _residuals(
 
 
 def _jumped(
-    estimate: Estimate, batch: _Batch, curves: CurveEstimates, judged: Judgement
+    estimate: Estimate, batch: Batch, curves: CurveEstimates, judged: Judgement
 ) -> CurveEstimates:
     # In order of preference: the curve from before a drift, if it explains the new time (the
     # drift was spikes, then); the curve from before the latest change, if the speed has returned;
@@ -451,6 +292,9 @@ def _jumped(
     # Far from where a curve was measured, its shape may be the cause rather than the speed.
     unsure = base.times(1.0, np.full(len(share), _JUMP_STD**2))
     moved = bent(observed(unsure, share, time_s, free), share, doubt)
+    pivot, young = _young(estimate, batch)
+    if young.any():
+        moved = _reshaped(batch, curves, pivot, free, young, moved)
     former = estimate.former.of(w)
     # Without this uncertainty, two wrong curves could alternate forever.
     returned = observed(bent(former, share, _BACK_DOUBT * doubt), share, time_s, free)
@@ -466,17 +310,35 @@ def _jumped(
         undrifted &= _explains(anchor, share, time_s, free)
         after = observed(anchor, share, time_s, free).where(undrifted, after)
     as_before = batch.off < _AS_BEFORE * np.abs(np.log(judged.ratio))
-    return _reshaped(batch, curves, free, as_before, after) if as_before.any() else after
+    if not as_before.any():
+        return after
+    return _reshaped(batch, curves, batch.before, free, as_before, after)
+
+
+def _young(estimate: Estimate, batch: Batch) -> tuple[IntArray, Mask]:
+    """Return which curves are bent by long first steps, and the share at which to keep each."""
+    firsts, w = estimate.firsts, batch.workers
+    faster = faster_again(estimate, batch)
+    # If most workers are faster, new shares cost time at every share.
+    young = faster & ~if_most(faster, firsts) & (estimate.steps[w] < _YOUNG)
+    had = firsts.had[:, w]
+    off = np.where(had > 0, np.abs(np.log(np.maximum(had, 1) / batch.share)), 0.0)
+    return had[off.argmax(axis=0), np.arange(len(batch.share))], young
 
 
 def _reshaped(
-    batch: _Batch, curves: CurveEstimates, free: FloatArray, as_before: Mask, after: CurveEstimates
+    batch: Batch,
+    curves: CurveEstimates,
+    pivot: IntArray,
+    free: FloatArray,
+    which: Mask,
+    after: CurveEstimates,
 ) -> CurveEstimates:
-    """Return curves through the times at two shares where the speed is as it was at both."""
-    unsure = bent(curves, batch.before, np.full(len(batch.share), _SHAPE_STD))
+    """Return ``which`` curves through their times at two shares, the other one being ``pivot``."""
+    unsure = bent(curves, pivot, np.full(len(batch.share), _SHAPE_STD))
     shaped = observed(unsure, batch.share, batch.time_s, free)
     fits = _explains(shaped, batch.share, batch.time_s, free)
-    return shaped.where(as_before & fits, after)
+    return shaped.where(which & fits, after)
 
 
 def _explains(
@@ -513,7 +375,7 @@ def _common_noise(noise: FloatArray, before: IntArray, seen: FloatArray, steps: 
 
 
 def _noted(
-    estimate: Estimate, batch: _Batch, part: FloatArray, judged: Judgement, unclear: Mask
+    estimate: Estimate, batch: Batch, part: FloatArray, judged: Judgement, unclear: Mask
 ) -> Estimate:
     """Count the steps and update the noise with these times."""
     # Two consecutive times differ by noise alone, however far both are from their prediction,

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from evenstride.core.arrays import FloatArray, IntArray, Mask, Shares
+from evenstride.core.arrays import FloatArray, IntArray, Mask, Shares, Which
 
 # Times of half a year or more are rejected.
 _LONGEST_S = 1.5e7
@@ -285,6 +285,61 @@ class Measurements:
         owner = np.repeat(np.arange(len(self)), self.steps)
         bad = np.bincount(owner, weights=~good, minlength=len(self))
         return np.asarray((bad == 0) & sums & (self.steps > 0))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Batch:
+    """One observation each of some workers, as arrays of shape ``(n,)``."""
+
+    workers: Which
+    share: IntArray
+    time_s: FloatArray  # of one step, the median
+    least_s: FloatArray
+    steps: IntArray
+    spread: FloatArray  # relative variance within the observation, NaN if it is too short
+    interval_s: FloatArray  # of work since the previous exchange, this observation included
+    cold: Mask  # whether it is a slow first step at a new share.
+    new: Mask  # whether it is a single first step at a new share.
+    before: IntArray  # its share before this observation.
+    # How far the time of a share to which a worker has returned is from the one before, in
+    # logarithms. Infinite for all others.
+    off: FloatArray
+
+    @classmethod
+    def of(
+        cls, measured: Measurements, at: IntArray, interval_s: FloatArray, cold: Mask, new: Mask
+    ) -> Batch:
+        whose: Which = measured.worker[at]
+        if len(at) == len(interval_s):
+            whose = slice(None)  # all of them, in order of rank
+        return cls(
+            whose,
+            measured.share[at],
+            np.maximum(measured.median_s[at], SHORTEST_S),
+            measured.least_s[at],
+            measured.steps[at],
+            measured.relative_variance[at],
+            interval_s[whose],
+            cold,
+            new & (measured.steps[at] == 1),
+            measured.share[at],
+            np.full(len(cold), np.inf),
+        )
+
+    def only(self, mask: Mask) -> Batch:
+        if mask.all():
+            return self
+        return self.at(np.flatnonzero(mask))
+
+    def at(self, places: IntArray) -> Batch:
+        ranks = np.arange(len(self.share)) if isinstance(self.workers, slice) else self.workers
+        rest = (getattr(self, name)[places] for name in self.__slots__[1:])
+        return Batch(ranks[places], *rest)
+
+    def variance(self, noise: FloatArray) -> FloatArray:
+        """Relative variance of the medians (pi/2 times a mean's, for three steps or more)."""
+        median_cost = np.where(self.steps > 2, np.pi / 2, 1.0)
+        return np.asarray(noise * median_cost / self.steps)
 
 
 def _equal(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> bool:

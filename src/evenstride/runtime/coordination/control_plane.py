@@ -273,7 +273,7 @@ class ControlPlane:
             return False
         if self._leader is not None:
             # Only now, because all ranks wait for the decision, but none for alerts and sinks.
-            self._leader.show()
+            self._leader.finish_exchange()
         self._drop(number, reply)
         return True
 

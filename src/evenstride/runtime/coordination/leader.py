@@ -206,7 +206,8 @@ class Leader:
         self.ledger, self._formed = Ledger.empty(0), 0
         self.exchange_at = 0  # step of the leader at which the next exchange is due
         self.changes = 0
-        self._took_s: tuple[float, ...] = ()  # time of the latest two decisions
+        self._began_s = 0.0  # when the replies of the latest exchange had arrived.
+        self._took_s: tuple[float, ...] = ()  # time that the latest two exchanges took after that.
         self._compiled = False  # whether the model is compiled for each share
         self.saves: SaveSchedule | None = None  # of rank 0, which knows how long a save takes
         self.noise = NoiseOfRun()  # gradient noise, as far as it is measured
@@ -282,7 +283,7 @@ class Leader:
         Raises:
             SplitDiverged: a rank has applied other decisions, or iterates over other data.
         """
-        started_s = time.perf_counter()
+        self._began_s = time.perf_counter()
         self._prove_agreement(replies, checksum)
         effective = max(reply.barrier for reply in replies)
         met = meeting([reply.turn for reply in replies], [reply.drawn for reply in replies])
@@ -304,9 +305,17 @@ class Leader:
         if verdict.shares is not None:
             self.changes += 1
             self._log(verdict)
-        if not self._control.postponed:  # which takes little time
-            self._took_s = (*self._took_s[-1:], time.perf_counter() - started_s)
         return self._for_ranks(verdict)
+
+    def finish_exchange(self) -> None:
+        """Report the exchange to alerts and sinks, and note how long it took.
+
+        Call it after the decision was sent, so that no rank waits for it. An error of a sink does
+        not end training.
+        """
+        self._show()
+        if not self._control.postponed:  # which takes little time
+            self._took_s = (*self._took_s[-1:], time.perf_counter() - self._began_s)
 
     def take_last(self, step: int, replies: list[Reply], committed_s: float | None) -> None:
         """Take the measurements since the latest exchange, when some rank's run ends.
@@ -335,12 +344,8 @@ class Leader:
         self._known = self._now_known(event.step, sound)
         return verdict
 
-    def show(self) -> None:
-        """Find the alerts of the latest exchange, and report to the sinks.
-
-        Call it after the decision was sent, so that no rank waits for it. An error here does not
-        end training.
-        """
+    def _show(self) -> None:
+        """Find the alerts of the latest exchange, and report to the sinks."""
         known, self._known = self._known, None
         if known is None or self.board is None:
             return
@@ -395,7 +400,7 @@ class Leader:
 
     def close(self, summary: dict[str, Any]) -> None:
         """Report the rest, and close the trace and the sinks."""
-        self.show()
+        self._show()
         if self.board is not None:
             self.board.close()
         self.note("ended", summary=summary)

@@ -102,6 +102,90 @@ def test_of_several_steps_at_a_new_share_a_slow_first_one_does_not_count() -> No
     assert _at(after, 51) == pytest.approx(_at(calm, 51), rel=0.02)
 
 
+def _team(*times_s: float, share: int) -> Measurements:
+    return Measurements.of(
+        tuple(Observation(rank, share, 1, (t,), (0.0,)) for rank, t in enumerate(times_s))
+    )
+
+
+def _after(*steps: Measurements, workers: int) -> Estimate:
+    estimate = Estimate.unknown(workers)
+    for each in steps:
+        estimate = learn_times(estimate, each)
+    return estimate
+
+
+# Each step has new shares, and takes 0.4 s more for that reason alone.
+def _first_s(share: int) -> float:
+    return 0.4 + 0.004 * share
+
+
+ALL_NEW = tuple(_team(*[_first_s(share)] * 3, share=share) for share in (100, 51, 52, 53))
+
+
+def test_if_all_workers_are_faster_in_a_second_step_then_new_shares_cost_time() -> None:
+    estimate = _after(*ALL_NEW, _team(*[_first_s(53) - 0.4] * 3, share=53), workers=3)
+
+    assert estimate.firsts.split_s(np.full(3, 54)) == pytest.approx(0.4)
+    assert (estimate.model.at(np.full(3, 100)) < 0.4).all(), "no share takes as long as before"
+    slow = learn_times(estimate, _team(*[_first_s(54)] * 3, share=54))
+    assert slow.model.at(np.full(3, 54)) == pytest.approx(_first_s(54) - 0.4, rel=0.1)
+
+
+@pytest.mark.parametrize("second_s", [(0.2, 0.6, 0.6), (0.55, 0.55, 0.55)])
+def test_one_faster_worker_and_small_differences_are_no_cost_of_new_shares(
+    second_s: tuple[float, ...],
+) -> None:
+    estimate = _after(*ALL_NEW, _team(*second_s, share=53), workers=3)
+
+    assert estimate.firsts.split_s(np.full(3, 54)) == 0
+
+
+@pytest.mark.parametrize(("workers", "noisy", "cost_s"), [(3, 2, 0.0), (5, 4, 0.05)])
+def test_noise_of_a_few_workers_is_no_cost_of_new_shares(
+    workers: int, noisy: int, cost_s: float
+) -> None:
+    def step(share: int, time_s: float) -> Measurements:
+        return _team(*[time_s] * noisy, *[0.2] * (workers - noisy), share=share)
+
+    calm = [step(share, time_s) for share in (50, 51, 52, 53) for time_s in (0.18, 0.23) * 4]
+    first, second = step(54, 0.23), step(54, 0.18)
+
+    estimate = _after(*calm, first, second, workers=workers)
+
+    assert estimate.firsts.split_s(np.full(workers, 55)) == pytest.approx(cost_s)
+
+
+def test_the_first_step_of_a_run_is_no_cost_of_new_shares() -> None:
+    first, second = _team(0.6, 0.6, 0.6, share=50), _team(0.2, 0.2, 0.2, share=50)
+
+    estimate = _after(first, second, workers=3)
+
+    assert estimate.firsts.split_s(np.full(3, 54)) == 0
+
+
+# Measured with 0.15, 0.85 and 1 core, in ms. The first 15 samples of worker 0 took 82 ms, later 51.
+MEASURED = (
+    ((104, 104, 104), (326, 90, 47)),
+    ((9, 86, 217), (80, 110, 122)),
+    ((8, 87, 217), (61, 90, 100)),
+    ((15, 93, 204), (82, 109, 101)),
+    ((15, 93, 204), (51, 96, 100)),
+)
+
+
+def test_a_long_first_step_does_not_scale_the_whole_curve() -> None:
+    estimate = Estimate.unknown(3)
+    for shares, times_ms in MEASURED:
+        seen = [
+            Observation(rank, share, 1, (ms / 1e3,), (0.0,))
+            for rank, (share, ms) in enumerate(zip(shares, times_ms, strict=True))
+        ]
+        estimate = learn_times(estimate, Measurements.of(tuple(seen)))
+
+    assert float(estimate.model.at(np.full(3, 104))[0]) == pytest.approx(0.326, rel=0.2)
+
+
 def _storm(
     extra_s: float, seed: int, workers: list[dict[str, Any]], lag: int = 3
 ) -> tuple[float, float, int]:

@@ -149,7 +149,7 @@ class Driven:
             self._unsent[rank] = text[count:]
             replies.append(Reply(self.step, 0, (), seen, drawn=self.step, turn=turn))
         verdict = self.leader.exchange(self.step, replies, 0)
-        self.leader.show()
+        self.leader.finish_exchange()
         if verdict.shares is not None:
             self._schedule = self._schedule.replaced_from(verdict.effective, verdict.shares)
 

@@ -135,6 +135,7 @@ def test_the_trace_has_the_time_of_earlier_decisions(tmp_path: Path) -> None:
     leader.record_to(TraceWriter(tmp_path / "trace.jsonl", {"policy": "adaptive"}))
     for step in (2, 3, 4, 5):
         leader.exchange(step, [_reply(0), _reply(1, busy_s=0.4)], 5)
+        leader.finish_exchange()
 
     events = [record["event"] for record in read_records(tmp_path) if record["kind"] == "event"]
 
@@ -149,8 +150,10 @@ def test_a_postponed_decision_does_not_make_a_leader_look_fast(tmp_path: Path) -
     leader.record_to(TraceWriter(tmp_path / "trace.jsonl", {"policy": "adaptive"}))
     slow = [Observation(rank, 6, 1, (0.4,), (0.0,), modelled=False) for rank in (0, 1)]
     leader.exchange(2, [Reply(3, 5, STANDS, Measurements.of([one])) for one in slow], 5)
+    leader.finish_exchange()
     for step in (3, 4, 5):
         leader.exchange(step, [_reply(0), _reply(1)], 5)
+        leader.finish_exchange()
 
     events = [record["event"] for record in read_records(tmp_path) if record["kind"] == "event"]
 

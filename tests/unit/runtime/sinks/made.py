@@ -81,4 +81,4 @@ def exchange(
         for worker, (share, mine_s) in enumerate(zip(shares, busy_s, strict=True))
     ]
     leader.exchange(first + steps, replies, 5)
-    leader.show()
+    leader.finish_exchange()
