@@ -77,7 +77,7 @@ OFF_PATH = {
 FORMS_OF_THE_TIME = (
     "runtime.timing.step_timer.StepRecord",
     "core.time_model.observation.Measurements",
-    "core.time_model.kalman._Batch",
+    "core.time_model.observation.WorkerTimes",
 )
 FORMS_OF_THE_SPLIT = (
     "core.policy.Move",

@@ -1,8 +1,7 @@
 """From measured step times to an estimated time curve for every worker.
 
 Start with `estimates`, which has the curves and their uncertainty. `kalman` learns them from
-measurements (`observation`), `change_detection` finds changes of speed, and `first_steps` what new
-shares cost.
+measurements (`observation`), and `change_detection` finds changes of speed.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ absorbed is dropped when the next time contradicts it (`previous`).
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -27,16 +27,10 @@ from evenstride.core.time_model.estimates import (
     Changes,
     CurveEstimates,
     Estimate,
+    Firsts,
     RecentSteps,
 )
-from evenstride.core.time_model.first_steps import (
-    FirstSteps,
-    faster_again,
-    firsts_after,
-    if_most,
-    with_unmodelled,
-)
-from evenstride.core.time_model.observation import Batch, Measurements
+from evenstride.core.time_model.observation import Measurements, WorkerTimes
 from evenstride.core.time_model.share_times import NewTimes, noted
 from evenstride.core.time_model.wave_search import with_waves
 
@@ -63,6 +57,17 @@ _BACK_STD = 2.0
 # wrong curves must not persist either.
 # A fifth was worse with 1,000 mixed workers, the whole of it no better.
 _BACK_DOUBT = 0.5
+# A first step at a new share is slow if it takes this many times its prediction. After this many of
+# them in a row the next one counts: a worker whose share changes all the time is not ignored.
+_SLOW_FIRST, _MOST_SLOW_FIRSTS = 1.25, 3
+# Noise makes the second step at a share much shorter than the first for up to so many at once.
+_BY_CHANCE = 3
+# Part of the first step of a run that counts as compilation, of the worker with the shortest one:
+# in a new process it took 64 s, and 21 to 25 s at later shares.
+_OF_FIRST = 0.5
+# Bounds of the stored cost of new shares: after two cheap first steps, new shares count as free of
+# cost until an expensive one.
+_COST = (-2, 2)
 # Uncertainty of a curve that never averages out.
 _MODEL_STD = 0.004
 # The logarithm of the drift changes by the rate times the product of two consecutive residuals,
@@ -103,13 +108,13 @@ def learn_times(estimate: Estimate, measured: Measurements, *, compiled: bool = 
     # In turns, because a worker's later time is compared with a curve that includes earlier ones.
     for turn in worked.turns():
         if not (modelled := worked.modelled[turn]).all():
-            estimate = with_unmodelled(estimate, worked, turn[~modelled], compiled=compiled)
+            estimate = _with_unmodelled(estimate, worked, turn[~modelled], compiled=compiled)
             turn = turn[modelled]
         if not len(turn):
             continue
-        first, learnable = FirstSteps.of(estimate, worked, turn)
-        batch = Batch.of(learnable, turn, interval_s, first.excused(estimate), first.new)
-        firsts = firsts_after(estimate, batch, first)
+        first, learnable = _First.of(estimate, worked, turn)
+        batch = WorkerTimes.of(learnable, turn, interval_s, first.excused(estimate), first.new)
+        firsts = _firsts_after(estimate, batch, first)
         estimate, batch = _shaped(estimate, batch)
         fresh = estimate.steps[batch.workers] == 0
         after = _update(_begin(estimate, batch.only(fresh)), batch.only(~fresh))
@@ -118,7 +123,32 @@ def learn_times(estimate: Estimate, measured: Measurements, *, compiled: bool = 
     return replace(estimate, recent=with_recent(estimate.recent, usable))
 
 
-def _shaped(estimate: Estimate, batch: Batch) -> tuple[Estimate, Batch]:
+def _with_unmodelled(
+    estimate: Estimate, measured: Measurements, at: IntArray, *, compiled: bool
+) -> Estimate:
+    """Return the estimate with first steps at new shares that say nothing about speed.
+
+    The next step at that share shows what a new share costs: of a compiled model, and on an
+    accelerator. The first step of a run also starts other things, so it counts only if the model
+    is ``compiled``, and then in part.
+    """
+    firsts, w = estimate.firsts, measured.worker[at]
+    new = firsts.new(w, measured.share[at]) & (compiled | (estimate.steps[w] > 0))
+    at, w = at[new], w[new]
+    slow = _slow_firsts(estimate, measured, at)
+    if not slow.any():
+        return estimate
+    at, w = at[slow], w[slow]
+    share, slow_s, first_s = firsts.share.copy(), firsts.slow_s.copy(), firsts.first_s.copy()
+    share[w], slow_s[w] = measured.share[at], measured.first_s(at)
+    first_s[w] = slow_s[w]
+    had = _had_after(firsts.had, w, measured.share[at])
+    return replace(
+        estimate, firsts=replace(firsts, share=share, had=had, slow_s=slow_s, first_s=first_s)
+    )
+
+
+def _shaped(estimate: Estimate, batch: WorkerTimes) -> tuple[Estimate, WorkerTimes]:
     """Return the estimate with the new times in its record, and those that show a speed."""
     seen, w = estimate.seen, batch.workers
     curves, whole = (
@@ -141,7 +171,116 @@ def _shaped(estimate: Estimate, batch: Batch) -> tuple[Estimate, Batch]:
     return replace(estimate, seen=seen), batch.only(~shape)
 
 
-def _begin(estimate: Estimate, batch: Batch) -> Estimate:
+def _slow_firsts(estimate: Estimate, measured: Measurements, at: IntArray) -> Mask:
+    """Return which observations of workers with a curve begin with a step that is too long."""
+    w = measured.worker[at]
+    usual_s = estimate.now.of(w).time_s(estimate.seen.counted(w, measured.share[at]))
+    return np.asarray(measured.first_s(at) > _SLOW_FIRST * usual_s)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _First:
+    """What a turn's observations say about first steps at new shares, arrays ``(n,)``."""
+
+    workers: IntArray  # their workers.
+    new: Mask  # whether the share is new to the worker.
+    open: Mask  # whether it is a single step, slow at a new share: the next one decides.
+    dropped: Mask  # whether its slow first step was left out because later ones were normal.
+    over_s: FloatArray  # by how much that one was longer, in seconds
+
+    @classmethod
+    def of(
+        cls, estimate: Estimate, measured: Measurements, turn: IntArray
+    ) -> tuple[_First, Measurements]:
+        """Return it with the observations that remain to be learned."""
+        workers, shares = measured.worker[turn], measured.share[turn]
+        new = estimate.firsts.new(workers, shares)
+        # A worker without a curve has no usual time to compare with.
+        slow = new & (estimate.steps[workers] > 0)
+        at = np.flatnonzero(slow)
+        if len(at):
+            slow[at] = _slow_firsts(estimate, measured, turn[at])
+        alone = measured.steps[turn] == 1
+        # If there are several steps, the later ones show whether only the first was slow.
+        shorter = measured.without_slow_first(turn[slow & ~alone], _SLOW_FIRST)
+        dropped = shorter.steps[turn] < measured.steps[turn]
+        over_s = np.where(dropped, measured.first_s(turn) - shorter.median_s[turn], 0.0)
+        return cls(workers, new, slow & alone, dropped, over_s), shorter
+
+    def excused(self, estimate: Estimate) -> Mask:
+        """Return which slow steps may be caused by the share alone."""
+        firsts, w = estimate.firsts, self.workers
+        row = firsts.row[w]
+        alone = (row > 0) | (estimate.changes.run[w] == 0)  # no other step was slow before
+        return np.asarray(
+            self.open & alone & (row < _MOST_SLOW_FIRSTS) & (firsts.cost[w] > _COST[0])
+        )
+
+
+def _firsts_after(estimate: Estimate, batch: WorkerTimes, first: _First) -> Firsts:
+    """Return what is known of first steps after a batch."""
+    before, w = estimate.firsts, batch.workers
+    fresh = estimate.steps[w] == 0
+    moved, before_s = before.share[w] != batch.share, before.first_s[w]
+    if not (moved.any() or before.row[w].any() or before_s.any()):
+        return before
+    # The second step at a share shows why the first one was slow.
+    second = ~moved & (before.slow_s[w] > 0)
+    # If all steps before were first ones, none of them seemed slow. The first step of a run is left
+    # out, because it also starts other things.
+    common = _if_most(_faster_again(estimate, batch) & (before.had[1, w] > 0), before)
+    # A change of speed would have made the second step as slow as the first.
+    costly = first.dropped | (second & (_SLOW_FIRST * batch.time_s < before_s)) | common
+    second = second | common
+    # An undecided first step is counted when the second has arrived.
+    cheap = (first.new | second) & ~costly & ~first.open & ~fresh
+    share, had, row = before.share.copy(), before.had, before.row.copy()
+    first_s, slow_s, cost = before.first_s.copy(), before.slow_s.copy(), before.cost.copy()
+    if first.new.any():
+        had = _had_after(had, first.workers[first.new], batch.share[first.new])
+    share[w], row[w] = batch.share, np.where(batch.cold, row[w] + 1, 0)
+    slow_s[w] = np.where(first.open, batch.time_s, 0.0)
+    first_s[w] = np.where(batch.new, batch.time_s, 0.0)
+    # The very first step of a worker has no prediction to compare with.
+    known = before.share[w] > 0
+    cost[w] = np.clip(cost[w] + known * (1 * costly - 1 * cheap), *_COST)
+    cost[w] = np.where(common, np.maximum(cost[w], 1), cost[w])
+    over_s = np.where(second & costly, before_s - batch.time_s, first.over_s)
+    if (of_run := fresh & costly).any():
+        over_s = np.where(of_run, _OF_FIRST * over_s[of_run].min(), over_s)
+    extra_s, known_s = before.extra_s, before.extra_s[w]
+    if costly.any() or (known_s * cheap).any():
+        extra_s = extra_s.copy()
+        # The very first cost counts as it is; a mean follows the later ones.
+        mean_s = np.where(known_s > 0, 0.5 * (known_s + over_s), over_s)
+        extra_s[w] = np.where(costly | cheap, mean_s, known_s)
+    return Firsts(share, had, row, first_s, slow_s, cost, extra_s)
+
+
+def _faster_again(estimate: Estimate, batch: WorkerTimes) -> Mask:
+    """Return which second steps at a share show that the first one was long."""
+    firsts, w, longer_s = estimate.firsts, batch.workers, _SLOW_FIRST * batch.time_s
+    again = (firsts.share[w] == batch.share) & (longer_s < firsts.first_s[w])
+    if np.count_nonzero(again) > _BY_CHANCE:
+        return np.asarray(again)
+    # A spike has not changed the prediction. Long first steps at all shares have.
+    usual_s = estimate.now.of(w).time_s(estimate.seen.counted(w, batch.share))
+    return np.asarray(again & (longer_s < usual_s))
+
+
+def _if_most(which: Mask, firsts: Firsts) -> Mask:
+    """Return the mask if it has more than half of the workers, and else an empty one."""
+    return which & (2 * np.count_nonzero(which) > len(firsts.share))
+
+
+def _had_after(before: IntArray, workers: IntArray, shares: IntArray) -> IntArray:
+    had = before.copy()
+    had[1:, workers] = had[:-1, workers]
+    had[0, workers] = shares
+    return had
+
+
+def _begin(estimate: Estimate, batch: WorkerTimes) -> Estimate:
     """Start new workers from the prior shape through their first time."""
     if not len(batch.share):
         return estimate
@@ -155,7 +294,7 @@ def _begin(estimate: Estimate, batch: Batch) -> Estimate:
     return estimate.knowing(batch.workers, curves, noise, batch.steps)
 
 
-def _fastest_s(estimate: Estimate, batch: Batch) -> float:
+def _fastest_s(estimate: Estimate, batch: WorkerTimes) -> float:
     """Return the shortest time of new and of known workers, near the same share."""
     known = estimate.steps > 0
     if not known.any():
@@ -164,7 +303,7 @@ def _fastest_s(estimate: Estimate, batch: Batch) -> float:
     return min(float(batch.time_s.min()), float(theirs_s.min()))
 
 
-def _update(estimate: Estimate, batch: Batch) -> Estimate:
+def _update(estimate: Estimate, batch: WorkerTimes) -> Estimate:
     if not len(batch.share):
         return estimate
     w = batch.workers
@@ -206,7 +345,7 @@ def _drift_after(estimate: Estimate, residuals: Residuals) -> FloatArray:
     return drift
 
 
-def _noisier(estimate: Estimate, batch: Batch) -> Estimate:
+def _noisier(estimate: Estimate, batch: WorkerTimes) -> Estimate:
     """Return the estimate with more noise if many new workers are far from their predictions."""
     # Before they are judged: at first every worker's noise is a guess, and if that is too small,
     # all of them seem to change their speeds at once, and their first times to be accurate.
@@ -247,7 +386,7 @@ def _noisier(estimate: Estimate, batch: Batch) -> Estimate:
 
 
 def _residuals(
-    estimate: Estimate, batch: Batch, curves: CurveEstimates, variance: FloatArray
+    estimate: Estimate, batch: WorkerTimes, curves: CurveEstimates, variance: FloatArray
 ) -> Residuals:
     share, w = batch.share, batch.workers
     doubt = curves.relative_std(share)
@@ -273,7 +412,7 @@ def _residuals(
 
 
 def _jumped(
-    estimate: Estimate, batch: Batch, curves: CurveEstimates, judged: Judgement
+    estimate: Estimate, batch: WorkerTimes, curves: CurveEstimates, judged: Judgement
 ) -> CurveEstimates:
     # In order of preference: the curve from before a drift, if it explains the new time (the
     # drift was spikes, then); the curve from before the latest change, if the speed has returned;
@@ -315,19 +454,19 @@ def _jumped(
     return _reshaped(batch, curves, batch.before, free, as_before, after)
 
 
-def _young(estimate: Estimate, batch: Batch) -> tuple[IntArray, Mask]:
+def _young(estimate: Estimate, batch: WorkerTimes) -> tuple[IntArray, Mask]:
     """Return which curves are bent by long first steps, and the share at which to keep each."""
     firsts, w = estimate.firsts, batch.workers
-    faster = faster_again(estimate, batch)
+    faster = _faster_again(estimate, batch)
     # If most workers are faster, new shares cost time at every share.
-    young = faster & ~if_most(faster, firsts) & (estimate.steps[w] < _YOUNG)
+    young = faster & ~_if_most(faster, firsts) & (estimate.steps[w] < _YOUNG)
     had = firsts.had[:, w]
     off = np.where(had > 0, np.abs(np.log(np.maximum(had, 1) / batch.share)), 0.0)
     return had[off.argmax(axis=0), np.arange(len(batch.share))], young
 
 
 def _reshaped(
-    batch: Batch,
+    batch: WorkerTimes,
     curves: CurveEstimates,
     pivot: IntArray,
     free: FloatArray,
@@ -375,7 +514,7 @@ def _common_noise(noise: FloatArray, before: IntArray, seen: FloatArray, steps: 
 
 
 def _noted(
-    estimate: Estimate, batch: Batch, part: FloatArray, judged: Judgement, unclear: Mask
+    estimate: Estimate, batch: WorkerTimes, part: FloatArray, judged: Judgement, unclear: Mask
 ) -> Estimate:
     """Count the steps and update the noise with these times."""
     # Two consecutive times differ by noise alone, however far both are from their prediction,

@@ -288,7 +288,7 @@ class Measurements:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Batch:
+class WorkerTimes:
     """One observation each of some workers, as arrays of shape ``(n,)``."""
 
     workers: Which
@@ -308,7 +308,7 @@ class Batch:
     @classmethod
     def of(
         cls, measured: Measurements, at: IntArray, interval_s: FloatArray, cold: Mask, new: Mask
-    ) -> Batch:
+    ) -> WorkerTimes:
         whose: Which = measured.worker[at]
         if len(at) == len(interval_s):
             whose = slice(None)  # all of them, in order of rank
@@ -326,15 +326,15 @@ class Batch:
             np.full(len(cold), np.inf),
         )
 
-    def only(self, mask: Mask) -> Batch:
+    def only(self, mask: Mask) -> WorkerTimes:
         if mask.all():
             return self
         return self.at(np.flatnonzero(mask))
 
-    def at(self, places: IntArray) -> Batch:
+    def at(self, places: IntArray) -> WorkerTimes:
         ranks = np.arange(len(self.share)) if isinstance(self.workers, slice) else self.workers
         rest = (getattr(self, name)[places] for name in self.__slots__[1:])
-        return Batch(ranks[places], *rest)
+        return WorkerTimes(ranks[places], *rest)
 
     def variance(self, noise: FloatArray) -> FloatArray:
         """Relative variance of the medians (pi/2 times a mean's, for three steps or more)."""
