@@ -19,6 +19,7 @@ from evenstride.integrations.torchft.live_generation import (
     Quorum,
     Shown,
 )
+from evenstride.runtime.coordination.leader import Leader
 from evenstride.runtime.timing.step_timer import StepRecord
 from tests.messages import raises_message
 
@@ -109,6 +110,18 @@ def test_all_apply_the_same_decisions_and_slow_workers_get_less() -> None:
     shares = formed[0].shares
     assert sum(shares) == BATCH
     assert shares[0] > shares[1] >= shares[2] > 0
+
+
+def test_the_leader_counts_the_time_of_its_exchanges(monkeypatch: pytest.MonkeyPatch) -> None:
+    finished: list[Leader] = []
+    # A function, so that it is called with the leader.
+    monkeypatch.setattr(Leader, "finish_exchange", lambda leader: finished.append(leader))
+    workers = [worker("a"), worker("b")]
+    form(*workers)
+
+    trained(*workers, steps=range(4))
+
+    assert len(finished) == 4
 
 
 def test_another_leader_goes_on_with_what_the_first_one_knew() -> None:

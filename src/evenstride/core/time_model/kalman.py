@@ -46,11 +46,10 @@ _PRIOR_FIXED, _PRIOR_FIXED_STD, _PRIOR_POWER = 0.37, 0.17, 0.60
 _JUMP_STD, _JUMP_SHAPE_STD = 0.5, 0.10
 # A worker returns to a share whose time is this much closer to the one before than to the curve,
 # which fits the share between: the shape is wrong then, and the fixed part has this uncertainty.
+# So it is if all steps of a worker were first ones at new shares, and its first second step is much
+# shorter. With 0.15 of a core, 15 samples took 82 ms, then 51. Scaled by that fall, the curve led
+# to 39 samples, where 26 are best.
 _AS_BEFORE, _SHAPE_STD = 0.5, 0.25
-# The same holds for a worker with fewer steps than this, if it is much faster in its second step at
-# a share: its other times are first steps, too. With 0.15 of a core, 15 samples took 82 ms, then
-# 51. Scaled by that fall, its curve led to 39 samples, where 26 are best.
-_YOUNG = 8
 # A speed this close to the one before the latest change, in standard deviations, is that one.
 _BACK_STD = 2.0
 # Fraction of a change's uncertainty of shape that returns with the former speed: two alternating
@@ -113,8 +112,11 @@ def learn_times(estimate: Estimate, measured: Measurements, *, compiled: bool = 
         if not len(turn):
             continue
         first, learnable = _First.of(estimate, worked, turn)
-        batch = WorkerTimes.of(learnable, turn, interval_s, first.excused(estimate), first.new)
-        firsts = _firsts_after(estimate, batch, first)
+        batch = WorkerTimes.of(learnable, turn, interval_s, first.excused(estimate), first.alone)
+        shorter = _shorter(estimate, batch)
+        common = 2 * np.count_nonzero(shorter) > len(estimate.steps)
+        firsts = _firsts_after(estimate, batch, first, shorter & common)
+        batch = replace(batch, pivot=_pivots(estimate, batch, shorter & (not common)))
         estimate, batch = _shaped(estimate, batch)
         fresh = estimate.steps[batch.workers] == 0
         after = _update(_begin(estimate, batch.only(fresh)), batch.only(~fresh))
@@ -167,7 +169,8 @@ def _shaped(estimate: Estimate, batch: WorkerTimes) -> tuple[Estimate, WorkerTim
     new = NewTimes(w, batch.share, batch.time_s, batch.steps, estimate.firsts.cost[w] < 0, curve)
     seen, shape, off = noted(seen, new)
     # Its time at a share beyond a cliff says nothing about a worker's line.
-    batch = replace(batch, share=whole, before=before, off=off)
+    pivot = seen.counted(w, batch.pivot)
+    batch = replace(batch, share=whole, before=before, pivot=pivot, off=off)
     return replace(estimate, seen=seen), batch.only(~shape)
 
 
@@ -184,6 +187,7 @@ class _First:
 
     workers: IntArray  # their workers.
     new: Mask  # whether the share is new to the worker.
+    alone: Mask  # whether it is a single step at such a share.
     open: Mask  # whether it is a single step, slow at a new share: the next one decides.
     dropped: Mask  # whether its slow first step was left out because later ones were normal.
     over_s: FloatArray  # by how much that one was longer, in seconds
@@ -205,7 +209,7 @@ class _First:
         shorter = measured.without_slow_first(turn[slow & ~alone], _SLOW_FIRST)
         dropped = shorter.steps[turn] < measured.steps[turn]
         over_s = np.where(dropped, measured.first_s(turn) - shorter.median_s[turn], 0.0)
-        return cls(workers, new, slow & alone, dropped, over_s), shorter
+        return cls(workers, new, new & alone, slow & alone, dropped, over_s), shorter
 
     def excused(self, estimate: Estimate) -> Mask:
         """Return which slow steps may be caused by the share alone."""
@@ -217,8 +221,8 @@ class _First:
         )
 
 
-def _firsts_after(estimate: Estimate, batch: WorkerTimes, first: _First) -> Firsts:
-    """Return what is known of first steps after a batch."""
+def _firsts_after(estimate: Estimate, batch: WorkerTimes, first: _First, common: Mask) -> Firsts:
+    """Return what is known of first steps; ``common`` are those that most workers had long."""
     before, w = estimate.firsts, batch.workers
     fresh = estimate.steps[w] == 0
     moved, before_s = before.share[w] != batch.share, before.first_s[w]
@@ -226,9 +230,6 @@ def _firsts_after(estimate: Estimate, batch: WorkerTimes, first: _First) -> Firs
         return before
     # The second step at a share shows why the first one was slow.
     second = ~moved & (before.slow_s[w] > 0)
-    # If all steps before were first ones, none of them seemed slow. The first step of a run is left
-    # out, because it also starts other things.
-    common = _if_most(_faster_again(estimate, batch) & (before.had[1, w] > 0), before)
     # A change of speed would have made the second step as slow as the first.
     costly = first.dropped | (second & (_SLOW_FIRST * batch.time_s < before_s)) | common
     second = second | common
@@ -257,20 +258,33 @@ def _firsts_after(estimate: Estimate, batch: WorkerTimes, first: _First) -> Firs
     return Firsts(share, had, row, first_s, slow_s, cost, extra_s)
 
 
-def _faster_again(estimate: Estimate, batch: WorkerTimes) -> Mask:
-    """Return which second steps at a share show that the first one was long."""
+def _shorter(estimate: Estimate, batch: WorkerTimes) -> Mask:
+    """Return which second steps at a share show that the first one was long.
+
+    If all steps before were first ones, none of them seemed slow.
+    """
     firsts, w, longer_s = estimate.firsts, batch.workers, _SLOW_FIRST * batch.time_s
-    again = (firsts.share[w] == batch.share) & (longer_s < firsts.first_s[w])
-    if np.count_nonzero(again) > _BY_CHANCE:
-        return np.asarray(again)
+    # The first step of a run is left out, because it also starts other things.
+    shorter = (firsts.share[w] == batch.share) & (firsts.had[1, w] > 0)
+    shorter &= longer_s < firsts.first_s[w]
+    if np.count_nonzero(shorter) > _BY_CHANCE:
+        return np.asarray(shorter)
     # A spike has not changed the prediction. Long first steps at all shares have.
     usual_s = estimate.now.of(w).time_s(estimate.seen.counted(w, batch.share))
-    return np.asarray(again & (longer_s < usual_s))
+    return np.asarray(shorter & (longer_s < usual_s))
 
 
-def _if_most(which: Mask, firsts: Firsts) -> Mask:
-    """Return the mask if it has more than half of the workers, and else an empty one."""
-    return which & (2 * np.count_nonzero(which) > len(firsts.share))
+def _pivots(estimate: Estimate, batch: WorkerTimes, shorter: Mask) -> IntArray:
+    """Return the shares whose times the curves keep if first steps have bent them; 0 for none."""
+    had, share = estimate.firsts.had[:, batch.workers], batch.share
+    # All other steps of the worker were first ones, too.
+    young = shorter & (np.count_nonzero(had, axis=0) == estimate.steps[batch.workers])
+    off = np.where(had > 0, np.abs(np.log(np.maximum(had, 1) / share)), 0.0)
+    pivot = had[off.argmax(axis=0), np.arange(len(share))]
+    # If fewer samples took less time, only a change of speed explains it.
+    pivot_s = estimate.now.of(batch.workers).time_s(estimate.seen.counted(batch.workers, pivot))
+    young &= (batch.time_s > pivot_s) == (share > pivot)
+    return np.where(young, pivot, 0)
 
 
 def _had_after(before: IntArray, workers: IntArray, shares: IntArray) -> IntArray:
@@ -431,9 +445,8 @@ def _jumped(
     # Far from where a curve was measured, its shape may be the cause rather than the speed.
     unsure = base.times(1.0, np.full(len(share), _JUMP_STD**2))
     moved = bent(observed(unsure, share, time_s, free), share, doubt)
-    pivot, young = _young(estimate, batch)
-    if young.any():
-        moved = _reshaped(batch, curves, pivot, free, young, moved)
+    if batch.pivot.any():
+        moved = _reshaped(batch, curves, batch.pivot, free, batch.pivot > 0, moved)
     former = estimate.former.of(w)
     # Without this uncertainty, two wrong curves could alternate forever.
     returned = observed(bent(former, share, _BACK_DOUBT * doubt), share, time_s, free)
@@ -452,17 +465,6 @@ def _jumped(
     if not as_before.any():
         return after
     return _reshaped(batch, curves, batch.before, free, as_before, after)
-
-
-def _young(estimate: Estimate, batch: WorkerTimes) -> tuple[IntArray, Mask]:
-    """Return which curves are bent by long first steps, and the share at which to keep each."""
-    firsts, w = estimate.firsts, batch.workers
-    faster = _faster_again(estimate, batch)
-    # If most workers are faster, new shares cost time at every share.
-    young = faster & ~_if_most(faster, firsts) & (estimate.steps[w] < _YOUNG)
-    had = firsts.had[:, w]
-    off = np.where(had > 0, np.abs(np.log(np.maximum(had, 1) / batch.share)), 0.0)
-    return had[off.argmax(axis=0), np.arange(len(batch.share))], young
 
 
 def _reshaped(

@@ -301,6 +301,8 @@ class WorkerTimes:
     cold: Mask  # whether it is a slow first step at a new share.
     new: Mask  # whether it is a single first step at a new share.
     before: IntArray  # its share before this observation.
+    # Share whose time its curve keeps if long first steps have bent it, else 0.
+    pivot: IntArray
     # How far the time of a share to which a worker has returned is from the one before, in
     # logarithms. Infinite for all others.
     off: FloatArray
@@ -321,8 +323,9 @@ class WorkerTimes:
             measured.relative_variance[at],
             interval_s[whose],
             cold,
-            new & (measured.steps[at] == 1),
+            new,
             measured.share[at],
+            np.zeros(len(cold), np.int64),
             np.full(len(cold), np.inf),
         )
 

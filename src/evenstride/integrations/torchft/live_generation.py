@@ -232,7 +232,9 @@ class LeaderRecord:
         """Return the decision for the measurements of all workers, as it is sent to them."""
         assert self._leader is not None, "only the leader judges"
         verdict = self._leader.exchange(step, replies, checksum)
-        return {"verdict": verdict_to_plain(verdict), **self._known(self._leader)}
+        message = {"verdict": verdict_to_plain(verdict), **self._known(self._leader)}
+        self._leader.finish_exchange()
+        return message
 
     def _begun(self, shown: Sequence[Shown], number: int, step: int) -> Leader:
         """Return a new leader with what the previous one has sent to this worker."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -174,16 +174,58 @@ MEASURED = (
 )
 
 
-def test_a_long_first_step_does_not_scale_the_whole_curve() -> None:
-    estimate = Estimate.unknown(3)
-    for shares, times_ms in MEASURED:
-        seen = [
+def _measured(shares: tuple[int, ...], times_ms: tuple[int, ...]) -> Measurements:
+    return Measurements.of(
+        tuple(
             Observation(rank, share, 1, (ms / 1e3,), (0.0,))
             for rank, (share, ms) in enumerate(zip(shares, times_ms, strict=True))
-        ]
-        estimate = learn_times(estimate, Measurements.of(tuple(seen)))
+        )
+    )
+
+
+def test_a_long_first_step_does_not_scale_the_whole_curve() -> None:
+    estimate = _after(*(_measured(*step) for step in MEASURED), workers=3)
 
     assert float(estimate.model.at(np.full(3, 104))[0]) == pytest.approx(0.326, rel=0.2)
+
+
+@pytest.mark.parametrize(
+    ("steps", "fast_s"),
+    [
+        pytest.param(
+            [(50, 0.1), (60, 0.12)] * 4 + [(200, 0.32)], 0.16, id="some were second steps"
+        ),
+        pytest.param([(50, 0.1), (60, 0.12), (80, 0.15)], 0.075, id="more samples take less time"),
+    ],
+)
+def test_other_falls_are_changes_of_speed(steps: list[tuple[int, float]], fast_s: float) -> None:
+    before = [_team(time_s, 0.1, 0.1, share=share) for share, time_s in steps]
+    share, first_s = steps[-1]
+
+    estimate = _after(*before, _team(fast_s, 0.1, 0.1, share=share), workers=3)
+
+    at_50_s = float(estimate.model.at(np.full(3, 50))[0])
+    assert at_50_s == pytest.approx(0.1 * fast_s / first_s, rel=0.1)
+
+
+def test_waves_do_not_hide_a_long_first_step() -> None:
+    estimate = Estimate.unknown(3)
+    found = replace(estimate.seen, quantum=np.array([4, 1, 1]))
+    estimate = replace(estimate, seen=found)
+    for shares, times_ms in MEASURED:
+        estimate = learn_times(estimate, _measured(shares, times_ms))
+        estimate = replace(estimate, seen=replace(estimate.seen, quantum=found.quantum))
+
+    assert float(estimate.model.at(np.full(3, 104))[0]) == pytest.approx(0.326, rel=0.2)
+
+
+def test_the_second_of_two_steps_in_one_observation_is_no_first_step() -> None:
+    calm = [_team(*[0.2] * 5, share=share) for share in (50, 51, 52) for _ in range(4)]
+    both = tuple(Observation(rank, 54, 1, (0.6, 0.2), (0.0, 0.0)) for rank in range(5))
+
+    estimate = _after(*calm, Measurements.of(both), _team(*[0.1] * 5, share=54), workers=5)
+
+    assert estimate.firsts.split_s(np.full(5, 55)) == pytest.approx(0.4), "of the first step only"
 
 
 def _storm(
