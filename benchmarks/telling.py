@@ -75,7 +75,7 @@ def measured(workers: int, sink: str, folder: Path) -> tuple[float, float]:
             step += STEPS
             leader.exchange(step, replies, 5)
             started_s, began_s = time.process_time(), time.perf_counter()
-            leader.show()
+            leader.finish_exchange()
             waited_s += time.perf_counter() - began_s
             while any(isinstance(one, BackgroundSink) and one.waiting for one in opened.values()):
                 time.sleep(0.0005)
