@@ -46,9 +46,9 @@ _PRIOR_FIXED, _PRIOR_FIXED_STD, _PRIOR_POWER = 0.37, 0.17, 0.60
 _JUMP_STD, _JUMP_SHAPE_STD = 0.5, 0.10
 # A worker returns to a share whose time is this much closer to the one before than to the curve,
 # which fits the share between: the shape is wrong then, and the fixed part has this uncertainty.
-# So it is if all steps of a worker were first ones at new shares, and its first second step is much
-# shorter. With 0.15 of a core, 15 samples took 82 ms, then 51. Scaled by that fall, the curve led
-# to 39 samples, where 26 are best.
+# The same holds if all steps of a worker were first ones at new shares, and a second step at one of
+# them is much shorter. With 0.15 of a core, 15 samples took 82 ms, then 51. Scaled by that fall,
+# the curve led to 39 samples, where 26 are best.
 _AS_BEFORE, _SHAPE_STD = 0.5, 0.25
 # A speed this close to the one before the latest change, in standard deviations, is that one.
 _BACK_STD = 2.0
@@ -267,7 +267,7 @@ def _shorter(estimate: Estimate, batch: WorkerTimes) -> Mask:
     # The first step of a run is left out, because it also starts other things.
     shorter = (firsts.share[w] == batch.share) & (firsts.had[1, w] > 0)
     shorter &= longer_s < firsts.first_s[w]
-    if np.count_nonzero(shorter) > _BY_CHANCE:
+    if not shorter.any() or np.count_nonzero(shorter) > _BY_CHANCE:
         return np.asarray(shorter)
     # A spike has not changed the prediction. Long first steps at all shares have.
     usual_s = estimate.now.of(w).time_s(estimate.seen.counted(w, batch.share))
@@ -276,6 +276,8 @@ def _shorter(estimate: Estimate, batch: WorkerTimes) -> Mask:
 
 def _pivots(estimate: Estimate, batch: WorkerTimes, shorter: Mask) -> IntArray:
     """Return the shares whose times the curves keep if first steps have bent them; 0 for none."""
+    if not shorter.any():  # nearly always
+        return batch.pivot
     had, share = estimate.firsts.had[:, batch.workers], batch.share
     # All other steps of the worker were first ones, too.
     young = shorter & (np.count_nonzero(had, axis=0) == estimate.steps[batch.workers])
