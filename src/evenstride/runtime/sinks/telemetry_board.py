@@ -85,12 +85,12 @@ class TelemetryBoard:
             Sample("alerts_total", "", self._given),
         ]
         self._booked = known.ledger
-        self._write(numbers, alerts)
+        self._write(numbers, alerts, self._means_so_far())
 
     def close(self) -> None:
         """Write the remaining means, and close all sinks. Idempotent."""
         if self._found:
-            self._write([], ())
+            self._write([], (), tuple(self._found))
         while self._sinks:
             text, sink = self._sinks.popitem()
             try:
@@ -98,9 +98,20 @@ class TelemetryBoard:
             except Exception as error:
                 logger.warning("the sink %s failed to close (%s)", neutral(text), error_text(error))
 
-    def _write(self, numbers: list[Sample], alerts: tuple[Alert, ...]) -> None:
-        # Take a fixed number of means: the training thread may append more meanwhile.
-        found = tuple(self._found.popleft() for _ in range(len(self._found)))
+    def _means_so_far(self) -> tuple[NamedMean, ...]:
+        """Take the means up to the step of the snapshot.
+
+        The training thread may have gone on to later steps. Their means wait for the next
+        snapshot, so that rows of trackers are in the order of their steps.
+        """
+        found = []
+        while self._found and self._found[0].step <= self._step:
+            found.append(self._found.popleft())
+        return tuple(found)
+
+    def _write(
+        self, numbers: list[Sample], alerts: tuple[Alert, ...], found: tuple[NamedMean, ...]
+    ) -> None:
         self._means.update((one.name, one.value) for one in found)
         if numbers:
             numbers += [Sample("metric", name, value) for name, value in self._means.items()]

@@ -17,7 +17,7 @@ from evenstride.core.gradients.noise_scale import StepParts
 from evenstride.runtime.coordination.leader import Leader
 from evenstride.runtime.sinks.csv_sink import CsvSink
 from evenstride.runtime.sinks.sink_settings import open_sinks
-from evenstride.runtime.sinks.snapshot import BY_NAME, Snapshot
+from evenstride.runtime.sinks.snapshot import BY_NAME, Snapshot, rows_of
 from evenstride.runtime.sinks.telemetry_board import TelemetryBoard
 from evenstride.trace.codec import TraceWriter
 from evenstride.trace.read import read_records
@@ -269,6 +269,19 @@ def test_means_after_the_last_exchange_are_written_at_the_end() -> None:
 
     assert [tuple(found) for found in sink.written[-1].found] == [(7, 0.5, "loss", 0.25)]
     assert sink.written[-1].samples == ()
+
+
+def test_the_mean_of_a_later_step_waits_for_the_next_snapshot() -> None:
+    leader, sink = led(), Kept()
+    leader.board = TelemetryBoard({"kept": sink})
+    for step in (3, 5):  # training has gone on while the leader decides
+        leader.board.hear("metric", {"step": step, "epochs": 0.0, "name": "loss", "value": 0.5})
+    exchange(leader, 0, 4, (0.2, 0.4))
+    exchange(leader, 4, 4, (0.2, 0.4))
+
+    written = [row for one in sink.written for row in rows_of(one)]
+
+    assert [step for step, _ in written] == [3, 4, 5, 8]
 
 
 def test_a_continued_training_counts_all_its_steps(make_stride: MakeStride, tmp_path: Path) -> None:
