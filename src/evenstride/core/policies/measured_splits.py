@@ -418,7 +418,7 @@ class Supervisor:
             return replace(state, equal=known, uneven=None)
         if equal is None:
             return state
-        uneven = Departed.after(self.uneven, seen, equal, estimate)
+        uneven = Departed.after(self.uneven, seen, equal, estimate, equal.at_least_s(estimate))
         lost_s = uneven.cost_s - (self.uneven.cost_s if self.uneven else 0.0)
         regret_s = max(self.regret_s + lost_s, -_CREDIT * total_s)
         lost_s += self.lost_s

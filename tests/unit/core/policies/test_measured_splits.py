@@ -137,6 +137,21 @@ def test_a_worker_that_became_slower_at_one_share_would_be_so_at_others() -> Non
     assert not isinstance(leaving(3.0), Move)
 
 
+def test_a_worker_that_became_slower_would_be_so_with_equal_shares() -> None:
+    def leaving(slower: float) -> Decision | None:
+        run = Run()
+        run.at(EQUAL, *[USUAL] * 5)
+        run.at((12, 6, 12), *[(0.09, 0.05, 0.09)] * 5)
+        run.estimate = replace(KNOWN, seen=replace(KNOWN.seen, slower=np.log([slower, 1.0, 1.0])))
+        run.at((12, 6, 12), (0.27, 0.05, 0.09))
+        return run.at((11, 7, 12), *[(0.25, 0.06, 0.09)] * 8)
+
+    back = leaving(1.0)
+    assert isinstance(back, Move)
+    assert back.shares == EQUAL
+    assert not isinstance(leaving(3.0), Move)
+
+
 def test_a_split_that_was_left_because_of_a_slow_down_counts_as_slow() -> None:
     run = Run()
     run.at(EQUAL, *[USUAL] * 5, (0.3, 0.1, 0.1))
