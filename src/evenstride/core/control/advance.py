@@ -152,9 +152,13 @@ def _interval(
 ) -> ExchangeInterval:
     """Return the next interval; ``longest_s`` is the expected time of the slowest worker."""
     step_s = longest_s + control.communication_s if longest_s else 0.0
-    passed = event.step - control.exchanged_at
+    former_s = expected(control)[1]
     return control.cadence.following(
-        changed=changed, step_s=step_s, decision_s=event.decision_s, passed=passed
+        changed=changed,
+        step_s=step_s,
+        gain=(former_s - longest_s) / step_s if step_s and former_s else 1.0,
+        decision_s=event.decision_s,
+        passed=event.step - control.exchanged_at,
     )
 
 

@@ -112,22 +112,29 @@ class ExchangeInterval:
     longest_s: float = 5.0
     fewest_steps: int = 4  # fewest steps between exchanges outside the opening
     most_steps: int = 512  # steps that a rank may have to keep before it reports them.
-    # Part of the time that decisions may take, if the limits above allow it: until they exceed the
-    # usual part by `allowance` decisions, and after that.
+    # Part of the time that decisions may take, if the limits above allow it: after a change that
+    # saves at least as much, until they exceed the usual part by `allowance` decisions; and else.
     most_part: float = 0.1
     usual_part: float = 0.02
     allowance: float = 10.0
     excess: float = 0.0  # decisions beyond those that the usual part of the time allows
 
     def following(
-        self, *, changed: bool, step_s: float, decision_s: float = 0.0, passed: int = 0
+        self,
+        *,
+        changed: bool,
+        step_s: float,
+        gain: float = 1.0,
+        decision_s: float = 0.0,
+        passed: int = 0,
     ) -> ExchangeInterval:
         """Return the next interval; ``changed`` if shares changed or may change soon.
 
         ``step_s`` is the expected step time and ``decision_s`` the time of a decision, in seconds;
-        0 if not known. ``passed`` is the number of steps since the exchange before. A decision
-        delays the leader's next step: by some milliseconds, by 20 ms on a core that other processes
-        use too, and by more than 0.1 s with a tenth of a core.
+        0 if not known. ``gain`` is the part of a step that the change is expected to save, because
+        the next decision rarely saves more. ``passed`` is the number of steps since the exchange
+        before. A decision delays the leader's next step: by some milliseconds, by 20 ms on a core
+        that other processes use too, and by more than 0.1 s with a tenth of a core.
         """
         longest = self._steps_in(self.longest_s, step_s)
         # Half the longest, so that a calm run regains its allowance, however slow a decision is.
@@ -136,9 +143,10 @@ class ExchangeInterval:
         if usual_s > 0:
             excess += 1.0 - passed * step_s / usual_s
             excess = min(max(excess, 0.0), self.allowance + 1.0)
-        shortest_s = max(self.shortest_s, decision_s / self.most_part)
-        if excess >= self.allowance:
-            shortest_s = max(shortest_s, usual_s)
+        part = self.usual_part if excess >= self.allowance else max(gain, self.usual_part)
+        shortest_s = max(
+            self.shortest_s, decision_s / self.most_part, min(decision_s / part, usual_s)
+        )
         # After a change the next times matter most, so the back-off starts again at the shortest.
         shortest = min(self._steps_in(shortest_s, step_s), longest)
         steps = shortest if changed else min(max(2 * self.steps, shortest), longest)

@@ -220,6 +220,29 @@ def test_frequent_decisions_take_a_fiftieth_of_the_time_until_a_run_is_calm(
         assert cadence.steps == few
 
 
+@pytest.mark.parametrize(("gain", "steps"), [(-0.1, 25), (0.01, 25), (0.05, 20), (0.3, 10)])
+def test_a_decision_may_take_the_part_of_the_time_that_the_latest_change_saves(
+    gain: float, steps: int
+) -> None:
+    after = ExchangeInterval().following(changed=True, step_s=0.1, gain=gain, decision_s=0.1)
+
+    assert after.steps == steps
+
+
+def test_a_small_gain_postpones_the_next_exchange_of_a_slow_leader() -> None:
+    begun, _ = advance(
+        Control(policy_from_spec("adaptive:opening_steps=0")), FleetFormed(0, 0, 100, TWO)
+    )
+
+    def following(other_s: float) -> int:
+        seen = Measurements.of((_seen(0, 50, 0.1), _seen(1, 50, other_s)))
+        _, verdict = advance(begun, Exchanged(4, 5, seen, decision_s=0.1))
+        return verdict.exchange_after
+
+    # A tenth of the time for decisions, and a fiftieth.
+    assert following(0.5) * 2 < following(0.11)
+
+
 def test_decisions_on_request_are_counted_with_the_steps_that_passed() -> None:
     cadence = ExchangeInterval()
     for _ in range(40):
