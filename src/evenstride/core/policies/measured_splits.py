@@ -17,12 +17,12 @@ from math import ceil, exp, log, sqrt
 import numpy as np
 
 from evenstride.core.allocation.speedup import equal_split
-from evenstride.core.arrays import FloatArray, IntArray, Shares
+from evenstride.core.arrays import FloatArray, IntArray, Mask, Shares
 from evenstride.core.fleet import Fleet, as_array, as_shares
 from evenstride.core.formatting import signed_part
 from evenstride.core.policy import Decision, Keep, Move, Situation
 from evenstride.core.time_model.estimates import Estimate
-from evenstride.core.time_model.observation import Measurements
+from evenstride.core.time_model.observation import StepsAtSplit, whole_steps
 
 _RECENT = 16  # steps of a split that count
 # A split is worse, or better, if it is so by this many standard errors and this part of a step.
@@ -40,8 +40,9 @@ _STAYS, _MOST_STAYS, _BUDGET = 16, 65_536, 0.005
 _LASTING = 32  # steps for which a change of speed must last, if the run has lost too much
 # Part of the measured gain over the equal split that may be spent on trials, too; and the most.
 _OF_GAIN, _MOST_SPENT = 0.25, 0.02
-# A worker's speed has changed if its time has, by this many standard deviations and this part.
-_CHANGED_STD, _CHANGED = 5.0, 0.10
+# A worker's speed has changed if its time has, by this many standard deviations and this part; by
+# the second number of them if `ShareTimes` has found that, because it has more steps to compare.
+_CHANGED_STD, _FOUND_STD, _CHANGED = 5.0, 2.5, 0.10
 _AGAIN = 4  # steps of a split after which it is known again
 # Recent changes of speed count this much less after every step; and the additional steps of a split
 # that each of them needs before it is worse.
@@ -60,64 +61,6 @@ _ALLOWED, _CREDIT = 4.0, 0.01
 # A run that has lost so many steps, and the part of the run above, trusts measured steps and no
 # curves: no recurring speeds, and after this many times no newly discovered shape either.
 _MOST_LOST, _PARDONS = 16.0, 2
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class StepsAtSplit:
-    """Successive steps at one split, each measured by all workers that had samples."""
-
-    first: int  # the first step.
-    shares: IntArray  # ``(W,)``.
-    busy_s: FloatArray  # ``(steps, W)``; 0 for a worker without samples.
-
-    def longest_s(self) -> FloatArray:
-        return np.asarray(self.busy_s.max(axis=1))
-
-    def at_least_s(self, other: IntArray) -> FloatArray:
-        """Return the shortest times that the same steps may have taken at another split."""
-        # Those with as many samples or fewer would not have been faster with the other's shares.
-        fewer = self.shares <= other
-        return np.asarray(self.busy_s[:, fewer].max(axis=1, initial=0.0))
-
-
-def stretches(seen: Measurements, fleet: Fleet) -> Iterator[StepsAtSplit]:
-    """Yield the whole steps among some measurements, in order; partly reported ones are left out.
-
-    Cost:
-        ``O(n W)`` for ``n`` steps.
-    """
-    if not len(seen):
-        return
-    if _alike_steps(seen, fleet):  # the usual case
-        busy_s = seen.busy_s.reshape(len(fleet), -1).T
-        yield StepsAtSplit(int(seen.first_step[0]), seen.share, busy_s)
-        return
-    steps = seen.step_of_times()
-    numbers, row = np.unique(steps, return_inverse=True)
-    owner = np.repeat(np.arange(len(seen)), seen.steps)
-    shape = len(numbers), len(fleet)
-    shares, busy_s = np.zeros(shape, dtype=np.int64), np.zeros(shape)
-    at = row, seen.worker[owner]
-    shares[at] = seen.share[owner]
-    # A placeholder of a worker without samples is no part of the split.
-    busy_s[at] = np.where(seen.share[owner] > 0, seen.busy_s, 0.0)
-    whole = shares.sum(axis=1) == fleet.global_batch
-    odd = ~seen.modelled & (seen.share > 0)
-    whole[row[odd[owner]]] = False
-    numbers, shares, busy_s = numbers[whole], shares[whole], busy_s[whole]
-    begins = np.flatnonzero(np.r_[True, (shares[1:] != shares[:-1]).any(axis=1)])
-    for begin, end in zip(begins, [*begins[1:], len(numbers)], strict=True):
-        if end > begin:
-            yield StepsAtSplit(int(numbers[begin]), shares[begin], busy_s[begin:end])
-
-
-def _alike_steps(seen: Measurements, fleet: Fleet) -> bool:
-    """Return whether these are the same steps of all workers, each at one share."""
-    if len(seen) != len(fleet) or int(seen.share.sum()) != fleet.global_batch:
-        return False
-    same = (seen.worker == np.arange(len(fleet))) & seen.modelled & (seen.share > 0)
-    same &= (seen.steps == seen.steps[0]) & (seen.first_step == seen.first_step[0])
-    return bool(same.all())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -145,13 +88,12 @@ class Tried:
         return Tried(self.shares, logs, busy_s, self.steps + more.steps, more.slower)
 
     def at_least_s(self, estimate: Estimate) -> float:
-        """Return what a step would take now, if a worker has become slower since.
+        """Return what a step would take now, if a worker has become slower or faster since.
 
         That is known where its time has changed although its share had not.
         """
         more = estimate.seen.slower - self.slower
-        slowed = more > max(_CHANGED_STD * _noise(estimate), _CHANGED)
-        return float((self.each_s * np.exp(more))[slowed].max(initial=0.0))
+        return float((self.each_s * np.exp(more))[_found(more, estimate)].max(initial=0.0))
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Tried):
@@ -208,9 +150,9 @@ class Departed:
         """
         noise, longest_s = _noise(estimate), seen.longest_s()
         new = before is None or bool((before.now.shares != seen.shares).any())
-        now = (
-            Tried.of(seen, estimate) if before is None or new else before.now.after(seen, estimate)
-        )
+        now = Tried.of(seen, estimate)
+        if before is not None and not new:
+            now = before.now.after(seen, estimate)
         before, begin = before or cls(now), 0
         firsts, usual_s, slow = before.firsts, other.now_s(noise), False
         if new:
@@ -329,14 +271,14 @@ class Supervisor:
         """Return the state after some more measurements, without any split but the equal one."""
         run = {name: getattr(self, name) for name in _OF_THE_RUN}
         state = Supervisor(**run)
-        for seen in stretches(situation.observations, situation.fleet):
+        for seen in _whole_steps(situation):
             state = state._with_equal(seen, situation)
         return state
 
     def after(self, situation: Situation) -> Supervisor:
         """Return the state after some more measurements."""
         state = self
-        for seen in stretches(situation.observations, situation.fleet):
+        for seen in _whole_steps(situation):
             state = state._noticing(seen, situation.estimate)._leaving(seen)
             state = state._with_equal(seen, situation)._after(seen, situation.estimate)
         return state
@@ -453,6 +395,7 @@ class Supervisor:
         part = 1.0 / min(better.steps, _ENOUGH) + 1.0 / min(hold.kept.steps, _ENOUGH)
         off = np.abs(np.log(np.maximum(better.each_s, 1e-9) / np.maximum(hold.kept.each_s, 1e-9)))
         changed = off > np.maximum(_CHANGED_STD * np.sqrt(estimate.noise * part), _CHANGED)
+        changed |= _found(better.slower - hold.kept.slower, estimate)
         slower = _mean(better.logs) > hold.other + _CHANGED_STD * _noise(estimate) * sqrt(part)
         if slower or (better.steps >= _ENOUGH and changed.any()):
             hold = replace(hold, lasted=hold.lasted + steps)
@@ -583,6 +526,16 @@ def _mean(values: tuple[float, ...]) -> float:
         return _median(values)
     ordered = sorted(values)[count // 5 : count - count // 5]
     return sum(ordered) / len(ordered)
+
+
+def _whole_steps(situation: Situation) -> Iterator[StepsAtSplit]:
+    fleet = situation.fleet
+    return whole_steps(situation.observations, len(fleet), fleet.global_batch)
+
+
+def _found(slower: FloatArray, estimate: Estimate) -> Mask:
+    """Return whose speeds have changed by so much, in logarithms, while their shares stayed."""
+    return np.asarray(np.abs(slower) > np.maximum(_FOUND_STD * np.sqrt(estimate.noise), _CHANGED))
 
 
 @lru_cache(maxsize=2)  # one decision asks several times

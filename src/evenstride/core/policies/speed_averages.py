@@ -18,9 +18,9 @@ from evenstride.core.allocation.integer_splits import equal_finish
 from evenstride.core.allocation.speedup import equal_split
 from evenstride.core.arrays import FloatArray, IntArray
 from evenstride.core.fleet import as_array, as_shares
-from evenstride.core.policies.measured_splits import StepsAtSplit, stretches
 from evenstride.core.policy import Decision, Keep, Move, Situation
 from evenstride.core.time_model.estimates import TimeModel
+from evenstride.core.time_model.observation import StepsAtSplit, whole_steps
 from evenstride.errors import InfeasibleShares
 
 # Weights of the latest step in the averages.
@@ -94,9 +94,9 @@ class SpeedAverages:
 
     def _after(self, situation: Situation) -> SpeedAverages:
         """Return the state with the new steps."""
-        seen, model = situation.observations, situation.estimate.model
-        state = self
-        for part in stretches(seen.only(seen.modelled & seen.sound), situation.fleet):
+        seen, model, fleet = situation.observations, situation.estimate.model, situation.fleet
+        state, seen = self, seen.only(seen.modelled & seen.sound)
+        for part in whole_steps(seen, len(fleet), fleet.global_batch):
             if (part.shares > 0).all():
                 state = state._with_steps(part, model)
         return replace(state, model=model)

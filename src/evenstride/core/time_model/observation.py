@@ -390,3 +390,63 @@ def median(values: tuple[float, ...]) -> float:
     ordered = sorted(values)
     half = len(ordered) // 2
     return ordered[half] if len(ordered) % 2 else 0.5 * (ordered[half - 1] + ordered[half])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepsAtSplit:
+    """Successive steps at one split, each measured by all workers that had samples."""
+
+    first: int  # the first step.
+    shares: IntArray  # ``(W,)``.
+    busy_s: FloatArray  # ``(steps, W)``; 0 for a worker without samples.
+
+    def longest_s(self) -> FloatArray:
+        return np.asarray(self.busy_s.max(axis=1))
+
+    def at_least_s(self, other: IntArray) -> FloatArray:
+        """Return the shortest times that the same steps may have taken at another split."""
+        # Those with as many samples or fewer would not have been faster with the other's shares.
+        fewer = self.shares <= other
+        return np.asarray(self.busy_s[:, fewer].max(axis=1, initial=0.0))
+
+
+def whole_steps(seen: Measurements, workers: int, batch: int) -> Iterator[StepsAtSplit]:
+    """Yield the whole steps among some measurements, in order; partly reported ones are left out.
+
+    ``workers`` is the number of workers, ``batch`` the sum of their shares.
+
+    Cost:
+        ``O(n W)`` for ``n`` steps.
+    """
+    if not len(seen):
+        return
+    if _alike_steps(seen, workers, batch):  # the usual case
+        busy_s = seen.busy_s.reshape(workers, -1).T
+        yield StepsAtSplit(int(seen.first_step[0]), seen.share, busy_s)
+        return
+    steps = seen.step_of_times()
+    numbers, row = np.unique(steps, return_inverse=True)
+    owner = np.repeat(np.arange(len(seen)), seen.steps)
+    shape = len(numbers), workers
+    shares, busy_s = np.zeros(shape, dtype=np.int64), np.zeros(shape)
+    at = row, seen.worker[owner]
+    shares[at] = seen.share[owner]
+    # A placeholder of a worker without samples is no part of the split.
+    busy_s[at] = np.where(seen.share[owner] > 0, seen.busy_s, 0.0)
+    whole = shares.sum(axis=1) == batch
+    odd = ~seen.modelled & (seen.share > 0)
+    whole[row[odd[owner]]] = False
+    numbers, shares, busy_s = numbers[whole], shares[whole], busy_s[whole]
+    begins = np.flatnonzero(np.r_[True, (shares[1:] != shares[:-1]).any(axis=1)])
+    for begin, end in zip(begins, [*begins[1:], len(numbers)], strict=True):
+        if end > begin:
+            yield StepsAtSplit(int(numbers[begin]), shares[begin], busy_s[begin:end])
+
+
+def _alike_steps(seen: Measurements, workers: int, batch: int) -> bool:
+    """Return whether these are the same steps of all workers, each at one share."""
+    if len(seen) != workers or int(seen.share.sum()) != batch:
+        return False
+    same = (seen.worker == np.arange(workers)) & seen.modelled & (seen.share > 0)
+    same &= (seen.steps == seen.steps[0]) & (seen.first_step == seen.first_step[0])
+    return bool(same.all())

@@ -12,10 +12,10 @@ import pytest
 
 from evenstride.core.fleet import Fleet, Shares, Worker
 from evenstride.core.policies.adaptive import AdaptiveState
-from evenstride.core.policies.measured_splits import Supervisor, stretches
+from evenstride.core.policies.measured_splits import Supervisor
 from evenstride.core.policy import Decision, Keep, Move, Situation
 from evenstride.core.time_model.estimates import CurveEstimates, Estimate
-from evenstride.core.time_model.observation import Measurements, Observation
+from evenstride.core.time_model.observation import Measurements, Observation, whole_steps
 from evenstride.sim.scoring.suite import ScoredScenario
 from tests.unit.sim.clusters import scenario
 
@@ -215,6 +215,22 @@ def test_a_changed_speed_ends_the_wait() -> None:
     assert run.at(EQUAL, *[(0.1, 0.1, 0.3)] * 4) is None
 
 
+def test_a_speed_that_was_found_to_have_changed_ends_the_wait_among_noise() -> None:
+    def waits(slower: float) -> bool:
+        run = Run()
+        run.estimate = replace(KNOWN, noise=np.full(3, 0.12**2))
+        run.at(EQUAL, *[USUAL] * 5)
+        run.at(OTHER, *[(0.08, 0.3, 0.1)] * 4)
+        assert isinstance(run.at(EQUAL, *[USUAL] * 5), Keep)
+        seen = replace(KNOWN.seen, slower=np.log([1.0, 1.0, slower]))
+        run.estimate = replace(run.estimate, seen=seen)
+        # Alone, three such steps may be noise.
+        return isinstance(run.at(EQUAL, *[(0.1, 0.1, 0.15)] * 4), Keep)
+
+    assert waits(1.0)
+    assert not waits(1.5)
+
+
 def test_a_return_to_a_split_that_has_become_slower_is_undone_at_once() -> None:
     run = Run()
     run.at(EQUAL, *[USUAL] * 5)
@@ -252,7 +268,7 @@ def test_partly_reported_and_flagged_steps_are_left_out(missing: int) -> None:
     part = [Observation(k, EQUAL[k], 2, (0.3,), (0.0,)) for k in range(3) if k != missing]
     odd = [Observation(k, EQUAL[k], 3, (0.4,), (0.0,), modelled=k != missing) for k in range(3)]
 
-    (seen,) = stretches(Measurements.of([*whole, *part, *odd]), FLEET)
+    (seen,) = whole_steps(Measurements.of([*whole, *part, *odd]), 3, 30)
 
     assert seen.busy_s.tolist() == [[0.1] * 3, [0.2] * 3]
 
