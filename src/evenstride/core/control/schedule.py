@@ -17,6 +17,9 @@ from evenstride.core.arrays import Shares
 
 HICCUP_S = 0.2
 """A slow stretch longer than this, in seconds, is not regarded as a hiccup of the machine."""
+TOLERATED, MOST_OFF, ASKS_AT = 0.2, 0.75, 1.2
+"""Deviations, as parts of a band's half-width: those without meaning, the most that counts of one
+step, and the sum at which a worker requests an exchange."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +78,13 @@ class ToleranceBand:
     """The expected times of one worker at one share, and the steps outside of them.
 
     One slow step may be a spike. A request takes two slow steps in a row that last longer than a
-    hiccup of the machine; one fast step is enough. After a request, the band is silent until the
-    next exchange sets it again.
+    hiccup of the machine; one fast step is enough. Steps that are all a little slow, or all a
+    little fast, add up to a request too, after some of them. After a request, the band is silent
+    until the next exchange sets it again.
+
+    Source:
+        The sums are those of Page, "Continuous inspection schemes" (Biometrika 1954): what steps
+        deviate beyond `TOLERATED`, from the latest step on at which nothing was left.
     """
 
     share: int = 0  # the share of the expected time; steps at another share are ignored.
@@ -85,20 +93,32 @@ class ToleranceBand:
     strikes: int = 0  # slow steps in a row.
     asked: bool = False  # whether it has requested an exchange since it was set.
     slow_s: float = 0.0  # duration of the slow steps together, in seconds.
+    # Sums of the deviations of slower and of faster steps, and the duration of the former.
+    slower: float = 0.0
+    faster: float = 0.0
+    slower_s: float = 0.0
 
     def step(self, share: int, busy_s: float) -> ToleranceBand:
         """Return the band after one more step; ``asked`` turns true when the step leaves it."""
         # Steps drawn before the decision still have the former share.
         if self.asked or self.expected_s == 0 or share != self.share:
             return self
-        if busy_s < self.expected_s * (1 - self.part):
-            return replace(self, asked=True)
-        if busy_s > self.expected_s * (1 + self.part):
-            slow_s = self.slow_s + busy_s
-            asked = self.strikes >= 1 and slow_s >= HICCUP_S
-            return replace(self, strikes=self.strikes + 1, asked=asked, slow_s=slow_s)
-        # A normal step, so the slow steps before it were spikes.
-        return replace(self, strikes=0, slow_s=0.0) if self.strikes else self
+        off = (busy_s / self.expected_s - 1.0) / self.part
+        strikes = self.strikes + 1 if off > 1.0 else 0  # after a normal step, others were spikes.
+        slow_s = self.slow_s + busy_s if strikes else 0.0
+        counted = min(max(off, -MOST_OFF), MOST_OFF)
+        slower = min(max(self.slower + counted - TOLERATED, 0.0), ASKS_AT)
+        faster = min(max(self.faster - counted - TOLERATED, 0.0), ASKS_AT)
+        slower_s = self.slower_s + busy_s if slower else 0.0
+        asked = (
+            off < -1.0
+            or (strikes > 1 and slow_s >= HICCUP_S)
+            or (slower == ASKS_AT and slower_s >= HICCUP_S)
+            or faster == ASKS_AT
+        )
+        return ToleranceBand(
+            share, self.expected_s, self.part, strikes, asked, slow_s, slower, faster, slower_s
+        )
 
 
 @dataclass(frozen=True, slots=True)

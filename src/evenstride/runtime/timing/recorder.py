@@ -46,7 +46,7 @@ class Recorder:
                 after = self._band = before.step(record.share, record.busy_s)
                 asks = after.asked
                 # Steps before the first one outside the band must not dilute it.
-                if after is not before and not before.strikes:
+                if (after.strikes or after.asked) and not before.strikes:
                     self._breaks.add(len(self._records))
             self._records.append(record)
         # Outside the lock, which the control thread may need to take the records.

@@ -12,7 +12,13 @@ import numpy as np
 import numpy.typing as npt
 
 from evenstride.core.control.events import Expect
-from evenstride.core.control.schedule import HICCUP_S, ToleranceBand
+from evenstride.core.control.schedule import (
+    ASKS_AT,
+    HICCUP_S,
+    MOST_OFF,
+    TOLERATED,
+    ToleranceBand,
+)
 from evenstride.core.fleet import FloatArray, IntArray, Shares, Worker, as_array
 from evenstride.core.time_model.observation import Measurements, Observation
 from evenstride.sim.scenario.scenario_model import Scenario, WorkerGroup
@@ -205,26 +211,42 @@ class Bands:
         self._share = np.zeros(workers, dtype=np.int64)
         self._expected_s, self._part = np.zeros(workers), np.zeros(workers)
         self._strikes = np.zeros(workers, dtype=np.int64)
-        self._slow_s = np.zeros(workers)
         self._asked = np.zeros(workers, dtype=np.bool_)
+        self._slow_s, self._slower_s = np.zeros(workers), np.zeros(workers)
+        self._slower, self._faster = np.zeros(workers), np.zeros(workers)
         self.broke: list[Mask] = []
         """For each step since the bands were set, the workers whose times began to leave them."""
 
     def expect(self, expect: Expect, shares: Shares) -> None:
         self._share = as_array(shares)
         self._expected_s, self._part = np.array(expect.expected_s), np.array(expect.band)
-        self._strikes[:], self._slow_s[:], self._asked[:] = 0, 0.0, False
+        self._strikes[:], self._asked[:] = 0, False
+        for sums in (self._slow_s, self._slower_s, self._slower, self._faster):
+            sums[:] = 0.0
         self.broke.clear()
 
     def step(self, shares: IntArray, busy_s: npt.NDArray[np.float64]) -> Mask:
         """Check a step; return the workers that request an exchange because of it."""
         judged = ~self._asked & (self._expected_s > 0) & (shares == self._share)
-        fast = judged & (busy_s < self._expected_s * (1 - self._part))
-        slow = judged & (busy_s > self._expected_s * (1 + self._part))
-        self._slow_s = np.where(slow, self._slow_s + busy_s, np.where(judged, 0.0, self._slow_s))
-        asks = fast | (slow & (self._strikes >= 1) & (self._slow_s >= HICCUP_S))
-        self.broke.append((fast | slow) & (self._strikes == 0))
-        self._strikes = np.where(slow, self._strikes + 1, np.where(judged, 0, self._strikes))
+        asks = np.zeros_like(judged)
+        at, one_s = np.flatnonzero(judged), busy_s[judged]
+        off = (one_s / self._expected_s[at] - 1.0) / self._part[at]
+        before = self._strikes[at]
+        self._strikes[at] = np.where(off > 1.0, before + 1, 0)
+        self._slow_s[at] = np.where(off > 1.0, self._slow_s[at] + one_s, 0.0)
+        part = np.clip(off, -MOST_OFF, MOST_OFF)
+        self._slower[at] = np.clip(self._slower[at] + part - TOLERATED, 0.0, ASKS_AT)
+        self._faster[at] = np.clip(self._faster[at] - part - TOLERATED, 0.0, ASKS_AT)
+        self._slower_s[at] = np.where(self._slower[at] > 0, self._slower_s[at] + one_s, 0.0)
+        asks[at] = (
+            (off < -1.0)
+            | ((self._strikes[at] > 1) & (self._slow_s[at] >= HICCUP_S))
+            | ((self._slower[at] == ASKS_AT) & (self._slower_s[at] >= HICCUP_S))
+            | (self._faster[at] == ASKS_AT)
+        )
+        broke = np.zeros_like(judged)
+        broke[at] = (asks[at] | (self._strikes[at] > 0)) & (before == 0)
+        self.broke.append(broke)
         self._asked |= asks
         return np.asarray(asks)
 
