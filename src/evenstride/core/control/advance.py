@@ -132,8 +132,7 @@ def _decide(control: Control, event: Exchanged) -> tuple[Control, Verdict]:
     # For the new shares, because a rank compares its steps with the share that holds next.
     expect, longest_s = expected(after)
     moved = shares != control.shares
-    # A policy that has not settled may move soon, so the interval must not double yet.
-    cadence = _interval(control, event, longest_s, changed=moved or not decision.settled)
+    cadence = _interval(control, event, longest_s, moved=moved, settled=decision.settled)
     after = replace(after, cadence=cadence, exchanged_at=event.step)
     limits = control.memory.reason(before.memory, control.roster.workers, after.formed.global_batch)
     return after, Verdict(
@@ -148,15 +147,16 @@ def _decide(control: Control, event: Exchanged) -> tuple[Control, Verdict]:
 
 
 def _interval(
-    control: Control, event: Exchanged, longest_s: float, *, changed: bool
+    control: Control, event: Exchanged, longest_s: float, *, moved: bool, settled: bool
 ) -> ExchangeInterval:
     """Return the next interval; ``longest_s`` is the expected time of the slowest worker."""
     step_s = longest_s + control.communication_s if longest_s else 0.0
-    former_s = expected(control)[1]
+    former_s = expected(control)[1] if moved else 0.0  # a policy that waits may move soon
     return control.cadence.following(
-        changed=changed,
+        # A policy that has not settled may move soon, so the interval must not double yet.
+        changed=moved or not settled,
         step_s=step_s,
-        gain=(former_s - longest_s) / step_s if step_s and former_s else 1.0,
+        gain=1 - step_s / (former_s + control.communication_s) if step_s and former_s else 1.0,
         decision_s=event.decision_s,
         passed=event.step - control.exchanged_at,
     )

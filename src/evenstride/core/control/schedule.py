@@ -17,9 +17,10 @@ from evenstride.core.arrays import Shares
 
 HICCUP_S = 0.2
 """A slow stretch longer than this, in seconds, is not regarded as a hiccup of the machine."""
-TOLERATED, MOST_OFF, ASKS_AT = 0.2, 0.75, 1.2
-"""Deviations, as parts of a band's half-width: those without meaning, the most that counts of one
-step, and the sum at which a worker requests an exchange."""
+TOLERATED, MOST_OFF, ASKS_AT = 0.2, 0.4, 1.2
+"""As parts of a band's half-width: a deviation without meaning, the most that counts of one step,
+and the sum at which a worker requests an exchange. The second is twice the first at most. Otherwise
+a minority of odd steps, which no median follows, would request exchanges without end."""
 
 
 @dataclass(frozen=True, slots=True)

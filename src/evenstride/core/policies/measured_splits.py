@@ -88,7 +88,7 @@ class Tried:
         return Tried(self.shares, logs, busy_s, self.steps + more.steps, more.slower)
 
     def at_least_s(self, estimate: Estimate) -> float:
-        """Return what a step would take now, if a worker has become slower or faster since.
+        """Return what a step would take now, if a worker has become slower since.
 
         That is known where its time has changed although its share had not.
         """
@@ -395,7 +395,7 @@ class Supervisor:
         part = 1.0 / min(better.steps, _ENOUGH) + 1.0 / min(hold.kept.steps, _ENOUGH)
         off = np.abs(np.log(np.maximum(better.each_s, 1e-9) / np.maximum(hold.kept.each_s, 1e-9)))
         changed = off > np.maximum(_CHANGED_STD * np.sqrt(estimate.noise * part), _CHANGED)
-        changed |= _found(better.slower - hold.kept.slower, estimate)
+        changed |= _found(better.slower - hold.kept.slower, estimate) & (off > _CHANGED / 2)
         slower = _mean(better.logs) > hold.other + _CHANGED_STD * _noise(estimate) * sqrt(part)
         if slower or (better.steps >= _ENOUGH and changed.any()):
             hold = replace(hold, lasted=hold.lasted + steps)

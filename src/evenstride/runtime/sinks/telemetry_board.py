@@ -104,10 +104,10 @@ class TelemetryBoard:
         The training thread may have gone on to later steps. Their means wait for the next
         snapshot, so that rows of trackers are in the order of their steps.
         """
-        found = []
-        while self._found and self._found[0].step <= self._step:
-            found.append(self._found.popleft())
-        return tuple(found)
+        known = range(len(self._found))  # more may be appended meanwhile.
+        # Steps fall where a script goes back to an earlier state; what came before must not wait.
+        count = max((n + 1 for n in known if self._found[n].step <= self._step), default=0)
+        return tuple(self._found.popleft() for _ in range(count))
 
     def _write(
         self, numbers: list[Sample], alerts: tuple[Alert, ...], found: tuple[NamedMean, ...]

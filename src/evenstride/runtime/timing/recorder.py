@@ -45,7 +45,8 @@ class Recorder:
             if record.modelled and not before.asked and before.expected_s:
                 after = self._band = before.step(record.share, record.busy_s)
                 asks = after.asked
-                # Steps before the first one outside the band must not dilute it.
+                # Steps before the first one outside the band, or before a request, must not dilute
+                # what follows.
                 if (after.strikes or after.asked) and not before.strikes:
                     self._breaks.add(len(self._records))
             self._records.append(record)

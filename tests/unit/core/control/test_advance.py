@@ -235,12 +235,13 @@ def test_a_small_gain_postpones_the_next_exchange_of_a_slow_leader() -> None:
     )
 
     def following(other_s: float) -> int:
-        seen = Measurements.of((_seen(0, 50, 0.1), _seen(1, 50, other_s)))
+        seen = Measurements.of((_seen(0, 50, 0.1, steps=20), _seen(1, 50, other_s, steps=20)))
         _, verdict = advance(begun, Exchanged(4, 5, seen, decision_s=0.1))
         return verdict.exchange_after
 
     # A tenth of the time for decisions, and a fiftieth.
     assert following(0.5) * 2 < following(0.11)
+    assert following(0.1) < following(0.11), "a policy that waits may move soon"
 
 
 def test_decisions_on_request_are_counted_with_the_steps_that_passed() -> None:

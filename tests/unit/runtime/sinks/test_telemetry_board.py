@@ -284,6 +284,16 @@ def test_the_mean_of_a_later_step_waits_for_the_next_snapshot() -> None:
     assert [step for step, _ in written] == [3, 4, 5, 8]
 
 
+def test_means_from_before_a_return_to_an_earlier_state_do_not_hold_up_others() -> None:
+    leader, sink = led(), Kept()
+    leader.board = TelemetryBoard({"kept": sink})
+    for step in (102, 2):
+        leader.board.hear("metric", {"step": step, "epochs": 0.0, "name": "loss", "value": 0.5})
+    exchange(leader, 0, 4, (0.2, 0.4))
+
+    assert [one.step for one in sink.written[-1].found] == [102, 2]
+
+
 def test_a_continued_training_counts_all_its_steps(make_stride: MakeStride, tmp_path: Path) -> None:
     path = tmp_path / "metrics.csv"
     stride = make_stride(sinks=f"csv:{path}")

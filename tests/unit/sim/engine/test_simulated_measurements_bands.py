@@ -77,6 +77,8 @@ def test_a_slow_step_is_remembered_over_one_at_another_share() -> None:
         ([0.96] * 7, [False] * 5 + [True, False]),
         ([1.02] * 40, [False] * 40),
         ([1.04, 1.04, 0.97] * 20, [False] * 60),
+        # A median does not follow a minority of odd steps, however odd.
+        ([0.92, 1.0, 1.0] * 20, [False] * 60),
     ],
 )
 def test_a_fast_step_asks_at_once_and_a_slow_one_when_another_follows(
