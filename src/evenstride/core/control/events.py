@@ -136,7 +136,8 @@ class SetBatch:
 class Expect:
     """Let a worker request an exchange when its time leaves ``expected_s * (1 +- band)``.
 
-    Both have one entry per worker; an expected time of 0 disables the check.
+    Smaller deviations add up to a request, too (`ToleranceBand`). Both have one entry per worker;
+    an expected time of 0 disables the check.
     """
 
     expected_s: tuple[float, ...]

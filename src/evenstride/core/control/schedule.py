@@ -133,8 +133,9 @@ class ExchangeInterval:
     longest_s: float = 5.0
     fewest_steps: int = 4  # fewest steps between exchanges outside the opening
     most_steps: int = 512  # steps that a rank may have to keep before it reports them.
-    # Part of the time that decisions may take, if the limits above allow it: after a change that
-    # saves at least as much, until they exceed the usual part by `allowance` decisions; and else.
+    # Parts of the time that decisions may take, if the limits above allow it: the most, and the
+    # usual one. Between them, it is the part of a step that the latest change saves, until
+    # decisions exceed the usual part by `allowance` of them.
     most_part: float = 0.1
     usual_part: float = 0.02
     allowance: float = 10.0

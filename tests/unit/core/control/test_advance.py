@@ -19,7 +19,7 @@ from evenstride.core.control.events import (
     OpeningSkipped,
     SetShares,
 )
-from evenstride.core.control.schedule import ExchangeInterval, ToleranceBand
+from evenstride.core.control.schedule import HICCUP_S, ExchangeInterval, ToleranceBand
 from evenstride.core.control.state import Control
 from evenstride.core.diagnostics.ledger import Ledger
 from evenstride.core.fleet import Fleet, Worker
@@ -302,6 +302,17 @@ def test_two_slow_steps_or_one_fast_step_leave_the_band() -> None:
     assert band.step(10, 1.3).step(10, 1.3).asked
     assert not band.step(10, 1.3).step(10, 1.0).step(10, 1.3).asked
     assert band.step(10, 0.79).asked
+
+
+def test_deviations_add_up_to_a_request_unless_they_end_with_a_hiccup() -> None:
+    band, asked_s = ToleranceBand(share=10, expected_s=0.01, part=0.2), 0.0
+    while not band.asked:
+        band, asked_s = band.step(10, 0.0115), asked_s + 0.0115
+
+    assert asked_s == pytest.approx(HICCUP_S, abs=0.0115)
+    assert not ToleranceBand(10, 0.01, 0.2, slower=1.1, slower_s=0.1).step(10, 0.0115).asked
+    assert ToleranceBand(10, 0.01, 0.2, slower=1.1, slower_s=0.2).step(10, 0.0115).asked
+    assert ToleranceBand(10, 0.01, 0.2, faster=1.1).step(10, 0.0085).asked
 
 
 def test_the_band_judges_only_its_own_share_and_asks_once() -> None:

@@ -216,7 +216,7 @@ def test_a_changed_speed_ends_the_wait() -> None:
 
 
 def test_a_speed_that_was_found_to_have_changed_ends_the_wait_among_noise() -> None:
-    def waits(slower: float) -> bool:
+    def waits(slower: float, other_s: float = 0.15) -> bool:
         run = Run()
         run.estimate = replace(KNOWN, noise=np.full(3, 0.12**2))
         run.at(EQUAL, *[USUAL] * 5)
@@ -225,10 +225,11 @@ def test_a_speed_that_was_found_to_have_changed_ends_the_wait_among_noise() -> N
         seen = replace(KNOWN.seen, slower=np.log([1.0, 1.0, slower]))
         run.estimate = replace(run.estimate, seen=seen)
         # Alone, three such steps may be noise.
-        return isinstance(run.at(EQUAL, *[(0.1, 0.1, 0.15)] * 4), Keep)
+        return isinstance(run.at(EQUAL, *[(0.1, 0.1, other_s)] * 4), Keep)
 
     assert waits(1.0)
     assert not waits(1.5)
+    assert waits(1.5, 0.1), "its own times contradict it"
 
 
 def test_a_return_to_a_split_that_has_become_slower_is_undone_at_once() -> None:
