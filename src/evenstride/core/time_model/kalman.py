@@ -44,12 +44,13 @@ _PRIOR_FIXED, _PRIOR_FIXED_STD, _PRIOR_POWER = 0.37, 0.17, 0.60
 # regarded as shape made every new share look like a change of speed, and one run of eight fell to
 # half of the best efficiency.
 _JUMP_STD, _JUMP_SHAPE_STD = 0.5, 0.10
-# A worker returns to a share whose time is this much closer to the one before than to the curve,
-# which fits the share between: the shape is wrong then, and the fixed part has this uncertainty.
+# A time is near another one if they differ by less than this part of an apparent change. If a
+# worker returns to a share, and its time is near the one before there, the curve between has a
+# wrong shape rather than another speed. The fixed part then has this uncertainty.
 # The same holds if all steps of a worker were first ones at new shares, and a second step at one of
 # them is much shorter. With 0.15 of a core, 15 samples took 82 ms, then 51. Scaled by that fall,
 # the curve led to 39 samples, where 26 are best.
-_AS_BEFORE, _SHAPE_STD = 0.5, 0.25
+_NEAR, _SHAPE_STD = 0.5, 0.25
 # A speed this close to the one before the latest change, in standard deviations, is that one.
 _BACK_STD = 2.0
 # Fraction of a change's uncertainty of shape that returns with the former speed: two alternating
@@ -459,11 +460,14 @@ def _jumped(
     misled = (judged.ratio < 1) & (judged.drifted == 0)
     misled &= _explains(previous, share, time_s, free)
     after = observed(previous, share, time_s, free).where(misled, after)
+    size = np.abs(np.log(judged.ratio))
     for side, anchor, beyond in ((0, up, judged.ratio < 1), (1, down, judged.ratio > 1)):
         undrifted = drifting[side] & beyond & (judged.drifted == 0)
         undrifted &= _explains(anchor, share, time_s, free)
+        # A curve from before a large change of the share explains almost any time at the new one.
+        undrifted &= np.abs(np.log(time_s / anchor.time_s(share))) < _NEAR * size
         after = observed(anchor, share, time_s, free).where(undrifted, after)
-    as_before = batch.off < _AS_BEFORE * np.abs(np.log(judged.ratio))
+    as_before = batch.off < _NEAR * size
     if not as_before.any():
         return after
     return _reshaped(batch, curves, batch.before, free, as_before, after)

@@ -200,6 +200,46 @@ def test_a_speed_that_returns_brings_back_all_that_was_known() -> None:
     assert back.relative_std(np.array([20])) < 0.7 * slowed.relative_std(np.array([20]))
 
 
+def test_a_slow_down_after_a_large_move_of_the_share_keeps_the_shape() -> None:
+    # A worker gets fewer samples because it is slow. Its times there are a little too short.
+    exchanges = [
+        [
+            _seen(0, 80, 0.115, 0.114),
+            _seen(0, 83, 0.179, 0.137),
+            _seen(0, 83, 0.167),
+            _seen(0, 83, 0.188, 0.175),
+        ],
+        [
+            _seen(0, 83, 0.193, 0.177),
+            _seen(0, 80, 0.18),
+            _seen(0, 80, 0.189, 0.175, 0.18, 0.18),
+            _seen(0, 80, 0.184),
+        ],
+        [
+            _seen(0, 80, 0.189, 0.166, 0.164, 0.187),
+            _seen(0, 80, 0.193),
+            _seen(0, 80, 0.18),
+            _seen(0, 38, 0.116, 0.088, 0.096),
+        ],
+        [
+            _seen(0, 38, 0.101),
+            _seen(0, 38, 0.09),
+            _seen(0, 46, 0.109, 0.095, 0.095),
+            _seen(0, 46, 0.106),
+        ],
+        [_seen(0, 46, 0.13, 0.146, 0.156, 0.15), _seen(0, 46, 0.136), _seen(0, 46, 0.14, 0.152)],
+    ]
+    known = [Estimate.unknown(1)]
+    for exchange in exchanges:
+        known.append(learn_times(known[-1], Measurements.of(tuple(exchange))))
+
+    before, after = known[-2:]
+
+    longer = _at(after, 46)[0] / _at(before, 46)[0]
+    assert longer == pytest.approx(1.33, rel=0.05)
+    assert _at(after, 20)[0] / _at(before, 20)[0] == pytest.approx(longer, rel=0.1)
+
+
 def test_a_slow_ramp_does_not_bend_the_curve() -> None:
     """A share that shrinks while the speed falls must not look like a fixed time."""
     estimate = _learned(*[_seen(0, b, 0.02 + 0.002 * b) for b in (20, 60, 100, 140) * 5])
