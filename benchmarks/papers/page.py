@@ -268,8 +268,9 @@ next to those of the papers.
 - Time is that of all steps until the target, without tests. The targets are {targets}.
 {marks}
 
-All policies are evenstride's own implementations. When `adaptive` changed, the cells of a group
-were measured again, and the older results of that group were removed.
+All policies are evenstride's own implementations. `adaptive` has changed between some of these
+days. If the cells of a group were measured again for that, its older results were removed. The
+[log](log.md) has what changed.
 
 `python benchmarks/papers/page.py` writes this page from `benchmarks/papers/results`. A later run of
 an experiment adds missing cells.
