@@ -51,6 +51,8 @@ _JUMP_STD, _JUMP_SHAPE_STD = 0.5, 0.10
 # them is much shorter. With 0.15 of a core, 15 samples took 82 ms, then 51. Scaled by that fall,
 # the curve led to 39 samples, where 26 are best.
 _NEAR, _SHAPE_STD = 0.5, 0.25
+# A curve from before a drift comes back if a time is nearer to it than this part of the change.
+_AS_BEFORE = 1 / 3
 # A speed this close to the one before the latest change, in standard deviations, is that one.
 _BACK_STD = 2.0
 # Fraction of a change's uncertainty of shape that returns with the former speed: two alternating
@@ -84,6 +86,8 @@ _NOISE_ALONE = 8
 # Fewest new workers that show whether all of them are noisier than assumed; and the median of the
 # square of a standard normal value.
 _FEWEST_FRESH, _MEDIAN_SQUARE, _GUESS_STEPS = 3, 0.455, 2.0
+# With at least so many changes in its last hundred steps, a worker's speed changes often.
+_OFTEN = 3.0
 # Largest weight of a time that is not regarded as noise, in variances.
 _NOISE_FAR = 6.0
 # Steps whose times are kept: about two periods of the slowest change that is looked for. With more
@@ -465,7 +469,7 @@ def _jumped(
         undrifted = drifting[side] & beyond & (judged.drifted == 0)
         undrifted &= _explains(anchor, share, time_s, free)
         # A curve from before a large change of the share explains almost any time at the new one.
-        undrifted &= np.abs(np.log(time_s / anchor.time_s(share))) < _NEAR * size
+        undrifted &= np.abs(np.log(time_s / anchor.time_s(share))) < _AS_BEFORE * size
         after = observed(anchor, share, time_s, free).where(undrifted, after)
     as_before = batch.off < _NEAR * size
     if not as_before.any():
@@ -537,6 +541,11 @@ def _noted(
     memory = np.clip(steps[w], *_NOISE_STEPS)
     weight = batch.steps / (batch.steps + memory)
     seen = np.clip(seen, 0.0, np.where(calm, _NOISE_MOST, _NOISE_FAR * noise[w]))
+    # The shape makes times at two shares differ, too, so they may only show less noise. But a
+    # worker whose speed seems to change all the time may be noisy instead.
+    moved = (batch.share != batch.before) & np.isnan(batch.spread) & (steps[w] >= _NOISE_STEPS[0])
+    moved &= estimate.changes.turns[w] < _OFTEN
+    seen = np.where(moved, np.minimum(seen, noise[w]), seen)
     blended = (1 - weight) * noise[w] + weight * seen
     usable = ~np.isnan(seen) & ~unclear
     fresh = np.flatnonzero(usable & (steps[w] < _NOISE_ALONE))
