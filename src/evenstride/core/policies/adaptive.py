@@ -19,7 +19,7 @@ from evenstride.core.allocation.integer_splits import apportion
 from evenstride.core.allocation.recurring_speeds import RecurringSpeeds
 from evenstride.core.allocation.speedup import equal_split, split_by
 from evenstride.core.allocation.step_forecast import StepForecast
-from evenstride.core.arrays import IntArray, Mask
+from evenstride.core.arrays import FloatArray, IntArray, Mask
 from evenstride.core.fleet import Fleet, as_array, as_shares
 from evenstride.core.formatting import signed_part
 from evenstride.core.policies.local_search import LocalSearch
@@ -41,6 +41,8 @@ _BLOCKING = 0.10
 _FIRST_GAIN = 0.2
 # Part of a step by which a worker finishes early if its curve may be wrong.
 _EARLY = 0.10
+# After so many steps that each had new shares, the shares stay for one.
+_MOST_MOVES = 6
 # Number of steps that may each wait for a decision, the maximum for every policy.
 _MOST_OPENING = 8
 
@@ -231,6 +233,9 @@ def _by_measured_steps(
     state: AdaptiveState, situation: Situation, limit: IntArray
 ) -> tuple[AdaptiveState, Decision | None]:
     """Return the decision if the measured steps leave no choice."""
+    if _never_stayed(situation.estimate.recent.share):
+        reason = "shares changed at each step: a second step at these shows what new shares cost"
+        return state, Keep(reason, settled=False)
     if state.explained:
         return state, None
     supervisor, measured = state.supervisor.judged(situation)
@@ -240,6 +245,13 @@ def _by_measured_steps(
             search, supervisor, decision = searched
             return replace(state, search=search, supervisor=supervisor), decision
     return replace(state, supervisor=supervisor), measured
+
+
+def _never_stayed(shares: FloatArray) -> bool:
+    """Return whether most workers got another share at each step, ``(n, W)``."""
+    # If a first step at a new share takes long, all times seem to be fixed, and none shows it.
+    moved = np.count_nonzero(shares[1:] != shares[:-1], axis=1)
+    return len(moved) >= _MOST_MOVES and bool((2 * moved > shares.shape[1]).all())
 
 
 def _worth(
@@ -268,6 +280,10 @@ def _for_recurring(outlook: StepForecast, situation: Situation, min_gain: float)
         return None
     least, slow, _ = outlook.estimate.seen.cliffs
     if ((slow > 0) & (planned.shares > least)).any():  # its curves know no cliffs
+        return None
+    # Such splits change often, so they are worth little if each has a slow first step.
+    first_s = situation.estimate.firsts.split_s(planned.shares)
+    if first_s > planned.gain * outlook.step_s(now) * apart:
         return None
     gain, why = planned.gain, f"speeds change back and forth {planned.how}"
     if gain <= 2 * min_gain:

@@ -50,7 +50,7 @@ _JUMP_STD, _JUMP_SHAPE_STD = 0.5, 0.10
 # The same holds if all steps of a worker were first ones at new shares, and a second step at one of
 # them is much shorter. With 0.15 of a core, 15 samples took 82 ms, then 51. Scaled by that fall,
 # the curve led to 39 samples, where 26 are best.
-_NEAR, _SHAPE_STD = 0.5, 0.25
+_NEAR, _SHAPE_STD = 0.7, 0.25
 # A curve from before a drift comes back if a time is nearer to it than this part of the change.
 _AS_BEFORE = 1 / 3
 # A speed this close to the one before the latest change, in standard deviations, is that one.
@@ -72,6 +72,8 @@ _OF_FIRST = 0.5
 _COST = (-2, 2)
 # Uncertainty of a curve that never averages out.
 _MODEL_STD = 0.004
+# Variance of the part of a change that may not be known yet, as a part of a step's noise.
+_UNSEEN_PART = 0.25
 # The logarithm of the drift changes by the rate times the product of two consecutive residuals,
 # less the threshold: it falls while they are independent. At a lower rate or a higher threshold,
 # drifts are followed less well; at a higher rate, noise is. Then the largest drift.
@@ -330,7 +332,8 @@ def _update(estimate: Estimate, batch: WorkerTimes) -> Estimate:
     w = batch.workers
     # A drift along the curve: the speed gets less certain with every step, the shape does not.
     estimate = _noisier(estimate, batch)
-    curves = estimate.now.of(w).times(1.0, estimate.drift[w] ** 2 * batch.steps)
+    drift = estimate.drift[w] ** 2 * batch.steps + _unseen(estimate, batch)
+    curves = estimate.now.of(w).times(1.0, drift)
     variance = batch.variance(estimate.noise[w]) + _MODEL_STD**2
     residuals = _residuals(estimate, batch, curves, variance)
     changes, judged = judge(estimate.changes, residuals)
@@ -351,6 +354,18 @@ def _update(estimate: Estimate, batch: WorkerTimes) -> Estimate:
     )
     unclear = (residuals.doubt**2 > _NOISE_FAR * estimate.noise[w]) | batch.cold
     return _noted(learnt, batch, residuals.part, judged, unclear)
+
+
+def _unseen(estimate: Estimate, batch: WorkerTimes) -> FloatArray:
+    """Return the variance of the speeds of workers whose shares have moved, relative, ``(n,)``."""
+    # A share moves after a change of speed, part of which may not be known yet. If a time at the
+    # new share said nothing about speed, that part would seem to be shape: a worker that gets
+    # faster, and so more samples, would seem to take the same time for any number of them.
+    w, turns = batch.workers, estimate.changes.turns
+    # Where new shares cost time, they may be the reason instead.
+    moved = (batch.share != batch.before) & (estimate.firsts.cost[w] <= 0) & ~estimate.seen.odd[w]
+    often = np.minimum(turns[w] + turns.mean(), 1.0)
+    return np.where(moved, _UNSEEN_PART * often * estimate.noise[w], 0.0)
 
 
 def _drift_after(estimate: Estimate, residuals: Residuals) -> FloatArray:
@@ -543,7 +558,7 @@ def _noted(
     seen = np.clip(seen, 0.0, np.where(calm, _NOISE_MOST, _NOISE_FAR * noise[w]))
     # The shape makes times at two shares differ, too, so they may only show less noise. But a
     # worker whose speed seems to change all the time may be noisy instead.
-    moved = (batch.share != batch.before) & np.isnan(batch.spread) & (steps[w] >= _NOISE_STEPS[0])
+    moved = (batch.share != batch.before) & np.isnan(batch.spread) & (steps[w] > _NOISE_STEPS[0])
     moved &= estimate.changes.turns[w] < _OFTEN
     seen = np.where(moved, np.minimum(seen, noise[w]), seen)
     blended = (1 - weight) * noise[w] + weight * seen

@@ -483,7 +483,7 @@ def test_a_share_that_takes_as_long_as_before_shows_the_shape() -> None:
     back = _learned(*flat, *slower, down, up)
     again = _learned(*flat, *slower, down, up, down, up)
 
-    assert _at(once, 98) == pytest.approx([0.12], rel=0.02), "so far, it may have become faster"
+    assert 0.11 < _at(once, 98)[0] < 0.16, "so far, it may have become faster"
     for estimate in (back, again):
         assert _at(estimate, 37) == pytest.approx([0.09], rel=0.02)
         assert _at(estimate, 98) == pytest.approx([0.19], rel=0.02)
