@@ -281,13 +281,15 @@ def _for_recurring(outlook: StepForecast, situation: Situation, min_gain: float)
     least, slow, _ = outlook.estimate.seen.cliffs
     if ((slow > 0) & (planned.shares > least)).any():  # its curves know no cliffs
         return None
-    # Such splits change often, so they are worth little if each has a slow first step.
-    first_s = situation.estimate.firsts.split_s(planned.shares)
-    if first_s > planned.gain * outlook.step_s(now) * apart:
-        return None
     gain, why = planned.gain, f"speeds change back and forth {planned.how}"
     if gain <= 2 * min_gain:
         return Keep(f"{why}: the split stays", settled=False)
+    # Such splits change often, so they are worth little if each has a slow first step. Some of the
+    # workers may seem to have one only because their speeds change at the same time.
+    firsts = situation.estimate.firsts
+    costly = 2 * np.count_nonzero(firsts.cost > 0) > len(now)
+    if costly and firsts.split_s(planned.shares) > gain * outlook.step_s(now) * apart:
+        return None
     return Move(as_shares(planned.shares), f"{why}: step {gain:.1%} less expected", settled=False)
 
 
