@@ -357,14 +357,16 @@ def _update(estimate: Estimate, batch: WorkerTimes) -> Estimate:
 
 
 def _unseen(estimate: Estimate, batch: WorkerTimes) -> FloatArray:
-    """Return the variance of the speeds of workers whose shares have moved, relative, ``(n,)``."""
-    # A share moves after a change of speed, part of which may not be known yet. If a time at the
-    # new share said nothing about speed, that part would seem to be shape: a worker that gets
-    # faster, and so more samples, would seem to take the same time for any number of them.
+    """Return the relative variance of speeds that may have changed before a share moved, ``(n,)``."""
+    # A share moves after a change of speed, part of which may not be known yet. Without this, it
+    # would seem to be shape: a worker that gets faster, and more samples, would have a flat curve.
     w, turns = batch.workers, estimate.changes.turns
-    # Where new shares cost time, they may be the reason instead.
-    moved = (batch.share != batch.before) & (estimate.firsts.cost[w] <= 0) & ~estimate.seen.odd[w]
-    often = np.minimum(turns[w] + turns.mean(), 1.0)
+    if estimate.seen.discoveries:  # times jump with the share
+        return np.zeros(len(batch.share))
+    # More samples that take longer may show a cliff. New shares that cost time are longer, too.
+    slow = batch.time_s > estimate.now.of(w).time_s(batch.share)
+    moved = (batch.share < batch.before) | ((batch.share > batch.before) & ~slow)
+    often = np.minimum(turns[w] + turns.mean(), 1.0) * (estimate.firsts.cost[w] <= 0)
     return np.where(moved, _UNSEEN_PART * often * estimate.noise[w], 0.0)
 
 
