@@ -22,7 +22,7 @@ MOST = {
     "longest import chain": 12,
     "import circles": 0,
     "assignments to other objects' attributes": 0,
-    "lines": 79_894,
+    "lines": 79_939,
 }
 LEAST = {"comments per 100 lines": 5.9}
 

@@ -41,7 +41,7 @@ _BLOCKING = 0.10
 _FIRST_GAIN = 0.2
 # Part of a step by which a worker finishes early if its curve may be wrong.
 _EARLY = 0.10
-# After so many steps that each had new shares, the shares stay for one.
+# If each of so many steps or more had new shares, the shares stay for one.
 _MOST_MOVES = 6
 # Number of steps that may each wait for a decision, the maximum for every policy.
 _MOST_OPENING = 8
@@ -248,9 +248,10 @@ def _by_measured_steps(
 
 
 def _never_stayed(shares: FloatArray) -> bool:
-    """Return whether most workers got another share at each step, ``(n, W)``."""
-    # If a first step at a new share takes long, all times seem to be fixed, and none shows it.
-    moved = np.count_nonzero(shares[1:] != shares[:-1], axis=1)
+    """Return whether most workers got another share at each of the recorded steps, ``(n, W)``."""
+    # If every step is a first one, its extra time looks like fixed time. Only a second step at the
+    # same shares shows the difference.
+    moved = np.count_nonzero((shares[1:] != shares[:-1]) & (shares[1:] > 0), axis=1)
     return len(moved) >= _MOST_MOVES and bool((2 * moved > shares.shape[1]).all())
 
 

@@ -52,7 +52,7 @@ _JUMP_STD, _JUMP_SHAPE_STD = 0.5, 0.10
 # the curve led to 39 samples, where 26 are best.
 _NEAR, _SHAPE_STD = 0.7, 0.25
 # A curve from before a drift comes back if a time is nearer to it than this part of the change.
-_AS_BEFORE = 1 / 3
+_NEAR_ANCHOR = 1 / 3
 # A speed this close to the one before the latest change, in standard deviations, is that one.
 _BACK_STD = 2.0
 # Fraction of a change's uncertainty of shape that returns with the former speed: two alternating
@@ -88,8 +88,8 @@ _NOISE_ALONE = 8
 # Fewest new workers that show whether all of them are noisier than assumed; and the median of the
 # square of a standard normal value.
 _FEWEST_FRESH, _MEDIAN_SQUARE, _GUESS_STEPS = 3, 0.455, 2.0
-# With at least so many changes in its last hundred steps, a worker's speed changes often.
-_OFTEN = 3.0
+# Mean of squared standard normal values, at most 1 each. So many recent changes may be noise.
+_MEAN_LIMITED, _OFTEN = 0.516, 3.0
 # Largest weight of a time that is not regarded as noise, in variances.
 _NOISE_FAR = 6.0
 # Steps whose times are kept: about two periods of the slowest change that is looked for. With more
@@ -357,13 +357,13 @@ def _update(estimate: Estimate, batch: WorkerTimes) -> Estimate:
 
 
 def _unseen(estimate: Estimate, batch: WorkerTimes) -> FloatArray:
-    """Return the relative variance of speeds that may have changed before a share moved, ``(n,)``."""
+    """Return the variance of speeds that may have changed before a share moved, ``(n,)``."""
     # A share moves after a change of speed, part of which may not be known yet. Without this, it
     # would seem to be shape: a worker that gets faster, and more samples, would have a flat curve.
     w, turns = batch.workers, estimate.changes.turns
-    if estimate.seen.discoveries:  # times jump with the share
+    if estimate.seen.discoveries:  # a cliff of one worker is likely to be one of all
         return np.zeros(len(batch.share))
-    # More samples that take longer may show a cliff. New shares that cost time are longer, too.
+    # More samples that take longer may show a cliff. A slow first step at a share is no speed.
     slow = batch.time_s > estimate.now.of(w).time_s(batch.share)
     moved = (batch.share < batch.before) | ((batch.share > batch.before) & ~slow)
     often = np.minimum(turns[w] + turns.mean(), 1.0) * (estimate.firsts.cost[w] <= 0)
@@ -486,7 +486,7 @@ def _jumped(
         undrifted = drifting[side] & beyond & (judged.drifted == 0)
         undrifted &= _explains(anchor, share, time_s, free)
         # A curve from before a large change of the share explains almost any time at the new one.
-        undrifted &= np.abs(np.log(time_s / anchor.time_s(share))) < _AS_BEFORE * size
+        undrifted &= np.abs(np.log(time_s / anchor.time_s(share))) < _NEAR_ANCHOR * size
         after = observed(anchor, share, time_s, free).where(undrifted, after)
     as_before = batch.off < _NEAR * size
     if not as_before.any():
@@ -558,11 +558,11 @@ def _noted(
     memory = np.clip(steps[w], *_NOISE_STEPS)
     weight = batch.steps / (batch.steps + memory)
     seen = np.clip(seen, 0.0, np.where(calm, _NOISE_MOST, _NOISE_FAR * noise[w]))
-    # The shape makes times at two shares differ, too, so they may only show less noise. But a
-    # worker whose speed seems to change all the time may be noisy instead.
+    # A wrong shape makes times at two shares differ, too, so large differences count less. They
+    # count in full while noise is a guess, and if it may be what seems to change the speed.
     moved = (batch.share != batch.before) & np.isnan(batch.spread) & (steps[w] > _NOISE_STEPS[0])
     moved &= estimate.changes.turns[w] < _OFTEN
-    seen = np.where(moved, np.minimum(seen, noise[w]), seen)
+    seen = np.where(moved, np.minimum(seen, noise[w]) / _MEAN_LIMITED, seen)
     blended = (1 - weight) * noise[w] + weight * seen
     usable = ~np.isnan(seen) & ~unclear
     fresh = np.flatnonzero(usable & (steps[w] < _NOISE_ALONE))

@@ -284,6 +284,30 @@ def test_slow_first_steps_start_no_storm_among_very_unequal_workers() -> None:
     assert moves < 20
 
 
+# Workers of three kinds differ sixfold, so several splits in a row give everyone a new share.
+MIXED = [
+    {"count": 4, "name": "slow", "samples_per_s": 85.0, "fixed_s": 0.025, "noise": 0.1},
+    {"count": 3, "name": "usual", "samples_per_s": 450.0, "fixed_s": 0.025, "noise": 0.1},
+    {"count": 8, "name": "noisy", "samples_per_s": 515.0, "fixed_s": 0.0126, "noise": 0.2},
+    {"name": "other", "samples_per_s": 388.0, "fixed_s": 0.05, "noise": 0.1},
+]
+SPIKES = [{"spike_factor": 2.0}, {"spike_factor": 2.0}, {"spike_factor": 6.0}, {}]
+
+
+@pytest.mark.parametrize("seed", [2, 31])
+def test_shares_that_changed_with_every_step_stay_once_to_show_what_that_costs(seed: int) -> None:
+    workers = [
+        {**kind, **spikes, "spike_rate": 0.02, "new_share_s": 2.1}
+        for kind, spikes in zip(MIXED, SPIKES, strict=True)
+    ]
+    made = scenario(global_batch=1024, steps=200, workers=workers, exchange={"every": 1, "lag": 1})
+
+    track = ScoredScenario.of(made, seed).run("adaptive")[1]
+
+    # With a new split each, all steps would take over 2.1 s.
+    assert np.median(track.real_s[60:]) < 0.6
+
+
 @dataclass
 class Fleet:
     """Workers with affine times, whose first steps, spikes and flags a test sets.

@@ -240,6 +240,50 @@ def test_a_slow_down_after_a_large_move_of_the_share_keeps_the_shape() -> None:
     assert _at(after, 20)[0] / _at(before, 20)[0] == pytest.approx(longer, rel=0.1)
 
 
+def test_a_wrong_shape_is_no_noise() -> None:
+    # The time per sample is the same at all shares, which the prior of the shape does not expect.
+    calm = [_seen(0, 100, *[0.1] * 3) for _ in range(4)]
+    moves = [_seen(0, share, share * 1e-3) for share in (40, 90, 30, 110, 50, 100)]
+
+    before, after = _learned(*calm), _learned(*calm, *moves)
+
+    assert after.noise[0] == pytest.approx(before.noise[0], rel=0.3)
+
+
+@pytest.mark.parametrize("shares", [(100,), (100, 101), (100, 100, 120, 120)])
+def test_noise_is_known_however_often_shares_change(shares: tuple[int, ...]) -> None:
+    dice = np.random.default_rng(1)
+    times = [(share, 1e-3 * share * np.exp(0.1 * dice.standard_normal())) for share in shares * 100]
+
+    estimate = _learned(*[_seen(0, share, time_s) for share, time_s in times])
+
+    assert np.sqrt(estimate.noise[0]) == pytest.approx(0.1, rel=0.2)
+
+
+def test_a_worker_whose_speed_changes_all_the_time_may_be_noisy() -> None:
+    factors = (1.0, 1.0, 1.6, 1.6, 0.8, 0.8, 1.9, 1.9, 0.7, 0.7, 1.8, 1.8) * 3
+    shares = (100, 60, 90, 50) * 9
+
+    estimate = _learned(
+        *[_seen(0, share, share * 1e-3 * f) for share, f in zip(shares, factors, strict=True)]
+    )
+
+    assert estimate.noise[0] > 0.2**2
+
+
+def test_small_speed_ups_that_more_samples_follow_are_no_flat_curve() -> None:
+    steady = [_seen(0, 100, 0.094, 0.107), _seen(0, 100, 0.103, 0.098), _seen(0, 100, 0.1, 0.091)]
+    halved = [_seen(0, 100, 0.15, 0.158), _seen(0, 66, 0.1, 0.093), _seen(0, 66, 0.107, 0.1)]
+    # It gets 14 % faster four times, too little to tell from noise, and gets more samples for it.
+    faster = [
+        _seen(0, share, *times) for share in (75, 86, 98, 112) for times in ([0.094], [0.106, 0.1])
+    ]
+
+    estimate = _learned(*steady * 3, *halved, *faster)
+
+    assert float(estimate.now.fixed_s[0]) / _at(estimate, 66)[0] < 0.5, "in truth it is 0"
+
+
 def test_a_slow_ramp_does_not_bend_the_curve() -> None:
     """A share that shrinks while the speed falls must not look like a fixed time."""
     estimate = _learned(*[_seen(0, b, 0.02 + 0.002 * b) for b in (20, 60, 100, 140) * 5])
@@ -483,7 +527,7 @@ def test_a_share_that_takes_as_long_as_before_shows_the_shape() -> None:
     back = _learned(*flat, *slower, down, up)
     again = _learned(*flat, *slower, down, up, down, up)
 
-    assert 0.11 < _at(once, 98)[0] < 0.16, "so far, it may have become faster"
+    assert 0.115 < _at(once, 98)[0] < 0.16, "so far, it may have become faster"
     for estimate in (back, again):
         assert _at(estimate, 37) == pytest.approx([0.09], rel=0.02)
         assert _at(estimate, 98) == pytest.approx([0.19], rel=0.02)
