@@ -88,7 +88,7 @@ _NOISE_ALONE = 8
 # Fewest new workers that show whether all of them are noisier than assumed; and the median of the
 # square of a standard normal value.
 _FEWEST_FRESH, _MEDIAN_SQUARE, _GUESS_STEPS = 3, 0.455, 2.0
-# Mean of squared standard normal values, at most 1 each. So many recent changes may be noise.
+# Mean of squared standard normal values of at most 1 each; and recent changes that may be noise.
 _MEAN_LIMITED, _OFTEN = 0.516, 3.0
 # Largest weight of a time that is not regarded as noise, in variances.
 _NOISE_FAR = 6.0
@@ -359,7 +359,7 @@ def _update(estimate: Estimate, batch: WorkerTimes) -> Estimate:
 def _unseen(estimate: Estimate, batch: WorkerTimes) -> FloatArray:
     """Return the variance of speeds that may have changed before a share moved, ``(n,)``."""
     # A share moves after a change of speed, part of which may not be known yet. Without this, it
-    # would seem to be shape: a worker that gets faster, and more samples, would have a flat curve.
+    # would seem to be shape: the curve of a worker that gets faster, then more samples, gets flat.
     w, turns = batch.workers, estimate.changes.turns
     if estimate.seen.discoveries:  # a cliff of one worker is likely to be one of all
         return np.zeros(len(batch.share))
