@@ -2,8 +2,8 @@
 
     python benchmarks/papers/changing_speeds.py [--only load] [--minutes 10]
 
-* load: four workers with the relative speeds of three EC2 types, under the recorded load of
-  PlanetLab machines, after LB-BSP. A sample of five minutes lasts 10 steps.
+* load: four workers with assumed speeds of three EC2 types, under the recorded load of PlanetLab
+  machines, after LB-BSP. A sample of five minutes lasts 10 steps.
 * disturbance: four workers, of which three share one of two processors, after DBS. In each epoch
   each worker is slowed down with probability 0.1, by 5 to 10 s of 20, for 4 to 20 epochs.
 * schedule: four containers whose cores change with OmniLearn's levels 1, 2, 4, 8, 8, 4, 2, 1, each

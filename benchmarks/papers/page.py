@@ -13,7 +13,6 @@ import argparse
 import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from itertools import chain
 from pathlib import Path
 from statistics import mean
 from types import MappingProxyType
@@ -94,12 +93,8 @@ def times_of(job: str, policy: str, cluster: str) -> Callable[..., str | None]:
         if not pairs:
             return None
         ratio = geometric_mean([(step_s(mine) / step_s(even),) for even, mine in pairs])
-        # Other clusters are other groups, but a day has one speed.
-        apart = "†" if any(even["date"] != mine["date"] for even, mine in pairs) else ""
-        note = mark(*chain.from_iterable(pairs)) + apart
-        return (
-            f"{TITLES[job]}: `{policy}` at {cluster} {ratio:.2f}{note} times the equal split at H1"
-        )
+        at = f"{TITLES[job]}: `{policy}` at {cluster}"
+        return f"{at} {ratio:.2f}{marks(pairs)} times the equal split at H1"
 
     return text
 
@@ -254,8 +249,8 @@ have the *ratios* of a paper, not its machines, jobs or data. [Claims](claims.md
 next to those of the papers.
 
 - A *cell* is one training: a job, workers, a policy, a mode and a seed. All policies of a seed run
-  one after the other in a *group* of processes. Cells that are repeated later run in another one.
-  Each figure compares results of one group if there are such, and of these the least disturbed.
+  one after the other in the same processes: a *group*. A cell that is repeated later runs in
+  another group. A figure compares results of one group where possible, and prefers undisturbed ones.
 - **Speed-up** is the time of the equal split divided by that of the policy, in the same seed.
   Rounding may move the epoch that reaches a target, so trainings with the same samples in each step
   are compared over the steps that both of them have. `dbs` has other samples, so chance moves its

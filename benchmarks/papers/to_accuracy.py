@@ -11,9 +11,8 @@ ACSOS' jobs are ResNet-50, a CNN for MNIST, and linear regression.
 `every=1` decides before every step, as published, and each step waits for that. Without it, a
 policy decides at exchanges, which become rarer while nothing changes.
 
-`adaptive` opens with equal batches. Its first step then takes as long as several of the best split.
-At H10 that split is 5.7 times as fast, and the ResNet trains 50 steps. No policy with this opening
-can have an efficiency above 0.91 there.
+`adaptive` opens with equal batches. At H10, this first step takes as long as 5.7 steps of the best
+split. In a training of 50 steps, as that of the ResNet, this limits the efficiency to about 0.91.
 """
 
 from __future__ import annotations
