@@ -250,7 +250,8 @@ next to those of the papers.
 
 - A *cell* is one training: a job, workers, a policy, a mode and a seed. All policies of a seed run
   one after the other in the same processes: a *group*. A cell that is repeated later runs in
-  another group. A figure compares results of one group where possible, and prefers undisturbed ones.
+  another group. Figures compare results of one group where possible, and of these the least
+  disturbed.
 - **Speed-up** is the time of the equal split divided by that of the policy, in the same seed.
   Rounding may move the epoch that reaches a target, so trainings with the same samples in each step
   are compared over the steps that both of them have. `dbs` has other samples, so chance moves its
