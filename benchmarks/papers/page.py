@@ -123,7 +123,7 @@ def dynamic_over_static(job: str) -> Callable[..., str | None]:
         if not pairs:
             return None
         less, note = 1 - 1 / geometric_mean([(faster(*pair),) for pair in pairs]), marks(pairs)
-        return f"{TITLES[job]} at this ratio: less time than static shares by {less:+.1%}{note}"
+        return f"{TITLES[job]} at this ratio: {less:.1%} less time than static shares{note}"
 
     return text
 

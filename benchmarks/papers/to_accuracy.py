@@ -14,9 +14,9 @@ policy decides at exchanges, which become rarer while nothing changes.
 `adaptive` opens with equal batches. At H10, this first step takes as long as 5.7 steps of the best
 split. In a training of 50 steps, as that of the ResNet, this limits the efficiency to about 0.91.
 
-A step of linear regression takes about 10 ms, as long as the period of the CPU limits. The speed of
-a worker then changes by more than 10 % in most trainings. Their figures say little, and the
-calibrated split is not the best one.
+A balanced step of linear regression takes 5 to 20 ms, one to two periods of the CPU limits. The
+speed of a worker changes by more than 10 % in most of its trainings. Their figures say little, and
+the calibrated split is not the best one.
 """
 
 from __future__ import annotations

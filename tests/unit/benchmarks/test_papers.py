@@ -436,7 +436,7 @@ def test_a_controller_is_compared_with_its_open_loop_in_the_seeds_of_both() -> N
 
     assert text({"to_accuracy": every[:2]}) is None
     assert text({"to_accuracy": every}) == (
-        "a CNN at this ratio: less time than static shares by +20.0%"
+        "a CNN at this ratio: 20.0% less time than static shares"
     )
 
 
