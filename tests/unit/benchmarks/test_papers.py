@@ -406,6 +406,7 @@ def test_a_step_is_compared_with_that_of_the_equal_split_at_h1_by_seed() -> None
     assert said(*ours) == "a CNN: `adaptive` at H6 1.50 times the equal split at H1"
     assert "1.50* times" in str(said({**ours[0], "drift": 0.3}))
     assert "1.50† times" in str(said({**ours[0], "date": "2026-11-28"}))
+    assert "1.50† times" in str(said({**ours[0], "achieved": [0.1, 0.4]}))
 
 
 def test_pairs_of_one_group_and_of_one_day_come_first() -> None:
