@@ -22,8 +22,6 @@ SHORTER = {
     "--speeds 0.5,0.2 --steps 90": "--speeds 1,1 --steps 90 --repeats 1 --no-calibrate",
     "EVENSTRIDE_MAX_STEPS=40": "EVENSTRIDE_MAX_STEPS=5",
 }
-
-
 # A script that ends right after a collective may abort on Python 3.11: a thread of Gloo needs the
 # interpreter, which has begun to end. Scripts with a Stride wait for such threads by themselves.
 WAIT = """
